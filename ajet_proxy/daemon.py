@@ -313,7 +313,8 @@ class App:
 
     async def _withdraw(self, tenants: Mapping[str, float]) -> None:
         """Learn nothing from what the keys of `tenants` have opened that were issued by those times."""
-        while events := self._store.commands.judging.revoked(tenants, self._clock.now()):
+        self._store.presence.void = tenants
+        while events := self._store.commands.judging.revoked(self._clock.now()):
             self._store.post(events)
             await asyncio.sleep(0)
 

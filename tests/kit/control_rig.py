@@ -43,7 +43,7 @@ class Caller:
     ) -> Asked:
         route, name = matched(method, path)
         return Asked(
-            route, claims, self.rig.commands, self.supervisors, self.rig.at, self.rig.id,
+            route, claims, self.rig.commands, self.rig.presence, self.supervisors, self.rig.at, self.rig.id,
             lambda tenant, episode: f"ajet-{tenant}-{episode}", name, query or {},
             read(route, body, claims, self.rig.state.weights), trainer, BASE,
         )
@@ -69,6 +69,8 @@ class Caller:
 
     def _decided(self, asked: Asked) -> Answer:
         if asked.route.name not in ("put_run", "change_run"):
-            return api.decide(asked)
+            answer = api.decide(asked)
+            answer.note()
+            return answer
         wish = wished(asked)
         return granted(asked, wish, Verdict(digest="d") if wish.unchecked else None)

@@ -23,6 +23,7 @@ from ajet_proxy.core.ledger.episodes import Archive
 from ajet_proxy.core.ledger.events import CallStarted, EpisodeOpened, Event, LanesLacking
 from ajet_proxy.core.ledger.mixes import LaneMix
 from ajet_proxy.core.ledger.parts import Part
+from ajet_proxy.core.ledger.presence import Presence
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.ledger.transcript import CallEntry, Transcript
@@ -291,7 +292,8 @@ class LedgerRig:
         self, settings: LedgerSettings = SETTINGS, *, watch: bool = False, archive: Archive | None = None
     ) -> None:
         self.state = State(settings, archive)
-        self.commands = Commands(self.state)
+        self.presence = Presence()
+        self.commands = Commands(self.state, self.presence)
         self.events: list[Event] = []
         self.pictures: list[str] = []
         self.at = 1000.0
@@ -424,7 +426,7 @@ class LedgerRig:
         return client
 
     def beat(self, client: str) -> None:
-        self.commands.presence.client_beats(self.commands.clients.live(client), self.at)
+        self.presence.client_beats(self.commands.clients.live(client), self.at)
 
     def leave(self, client: str) -> Sequence[Event]:
         return self.run(self.commands.clients.leave(client, at=self.at))
@@ -434,7 +436,7 @@ class LedgerRig:
         batch = self.id("batch")
         body = Lease(**fields)
         self.run(self.commands.leases.lease(body, batch=batch, at=self.at))
-        self.commands.presence.lead(body.model, body.max_lead)
+        self.presence.lead(body.model, body.max_lead)
         return batch if batch in self.state.batches else None
 
     def batch(self, **fields: Any) -> str:
@@ -487,7 +489,7 @@ class LedgerRig:
         """A trainer says how it is; its folder is named as its run, as is its process unless `instance` names it."""
         body = Attend(model, run, instance or f"{run}1", says, "host", f"/{run}")
         events = self.whole(self.commands.trainers.attend, body, at=self.at)
-        self.commands.presence.trainer_beats(model, self.at)
+        self.presence.trainer_beats(model, self.at)
         return events
 
     def evaluate(self, model: str = "m", episodes: int = 2, name: str | None = None) -> str:

@@ -1,8 +1,7 @@
 """The control plane as a function: a request and the ledger in, an answer and the events that make it true out.
 
-Nothing changes here, but that the beats of clients and the words of supervisors are noted. Each route of
-`ajet_sdk.routes.ROUTES` has one handler, of its name. Those of `HANDLERS` need nothing but the ledger; some of them
-are also waited for (`ajet_proxy.io.control.routes`).
+Nothing changes here. Each route of `ajet_sdk.routes.ROUTES` has one handler, of its name. Those of `HANDLERS` need
+nothing but the ledger; some of them are also waited for (`ajet_proxy.io.control.routes`).
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from ajet_proxy.core.ledger import views
 
 
 def status(asked: Asked) -> Answer:
-    commands = asked.commands
-    return Answer(lambda: views.status(asked.state, commands.presence.leads) | {
-        "traffic": commands.judging.status(asked.state.time(asked.at))
+    return Answer(lambda: views.status(asked.state, asked.presence.leads) | {
+        "traffic": asked.commands.judging.status(asked.state.time(asked.at))
     })
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.events import Events
+from ajet_proxy.core.ledger.presence import Presence
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.supervisors import Supervisors
 from ajet_proxy.core.ledger.weights import Weights
@@ -35,11 +36,13 @@ Body = dict[str, Any] | None
 class Answer:
     """``body`` makes the JSON object to answer with; call it after the events are committed. An iterator in it stands
     for a list whose items are written one by one, and a function for what it returns. ``status`` is 204 for a lease
-    that found nothing. If ``events`` are a `Part`, they are committed, and the same is asked again."""
+    that found nothing. If ``events`` are a `Part`, they are committed, and the same is asked again. ``note`` notes what
+    was heard and is no fact of the journal, once this is the answer; it may refuse what it cannot read."""
 
     body: Callable[[], Body]
     events: Events = ()
     status: int = 200
+    note: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Asked:
     route: Route
     claims: Claims
     commands: Commands
+    presence: Presence
     supervisors: Supervisors
     at: float
     new_id: Callable[[str], str]

@@ -64,8 +64,8 @@ def clients(asked: Asked) -> Answer:
 
 def beat(asked: Asked) -> Answer:
     client = asked.commands.clients.live(_own_client(asked))
-    asked.commands.presence.client_beats(client, asked.state.time(asked.at))
-    return Answer(partial(_client, asked, asked.id))
+    note = partial(asked.presence.client_beats, client, asked.state.time(asked.at))
+    return Answer(partial(_client, asked, asked.id), note=note)
 
 
 def leave(asked: Asked) -> Answer:

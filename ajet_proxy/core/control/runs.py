@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ajet_proxy.core.control.asked import Answer, Asked
@@ -157,5 +158,5 @@ def forget_run(asked: Asked) -> Answer:
 
 
 def supervise(asked: Asked) -> Answer:
-    asked.supervisors.hear(asked.body, asked.state.runs, asked.at)
-    return Answer(lambda: asked.supervisors.told(asked.body.name, asked.state.runs))
+    note = partial(asked.supervisors.hear, asked.body, asked.state.runs, asked.at)
+    return Answer(lambda: asked.supervisors.told(asked.body.name, asked.state.runs), note=note)

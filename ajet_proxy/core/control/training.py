@@ -18,10 +18,10 @@ def lease(asked: Asked) -> Answer:
     asked.check_trainer(asked.body.model)
     batch = asked.new_id("batch")
     events = asked.commands.leases.lease(asked.body, batch=batch, at=asked.at)
-    asked.commands.presence.lead(asked.body.model, asked.body.max_lead)
+    note = partial(asked.presence.lead, asked.body.model, asked.body.max_lead)
     if not any(isinstance(event, ev.BatchLeased) for event in events):
-        return Answer(lambda: None, events, 204)
-    return Answer(lambda: {"batch": batch}, events)
+        return Answer(lambda: None, events, 204, note)
+    return Answer(lambda: {"batch": batch}, events, note=note)
 
 
 def ack(asked: Asked) -> Answer:
@@ -107,8 +107,8 @@ def policy(asked: Asked) -> Answer:
 
 def trainers(asked: Asked) -> Answer:
     events = asked.commands.trainers.attend(asked.body, at=asked.at)
-    asked.commands.presence.trainer_beats(asked.body.model, asked.state.time(asked.at))
-    return Answer(lambda: {"model": asked.body.model} | _run(asked, events), events)
+    note = partial(asked.presence.trainer_beats, asked.body.model, asked.state.time(asked.at))
+    return Answer(lambda: {"model": asked.body.model} | _run(asked, events), events, note=note)
 
 
 def _run(asked: Asked, events: Events) -> dict[str, Any]:

@@ -71,15 +71,16 @@ class CallAsked(Struct, frozen=True):
 
 
 class Commands:
-    """The daemon's decisions over `state`: those about ``clients``, ``trainers``, ``leases`` and ``judging``, and all
-    others. Every command returns the events to apply; none if nothing must change."""
+    """The daemon's decisions over `state`, and over the `presence` that is noted beside it: those about ``clients``,
+    ``trainers``, ``leases`` and ``judging``, and all others. Every command returns the events to apply; none if nothing
+    must change."""
 
-    def __init__(self, state: State) -> None:
-        self.state, self.presence = state, Presence()
-        self.clients = ClientCommands(state, self.presence)
-        self.trainers = TrainerCommands(state, self.presence)
+    def __init__(self, state: State, presence: Presence) -> None:
+        self.state = state
+        self.clients = ClientCommands(state, presence)
+        self.trainers = TrainerCommands(state, presence)
         self.leases = LeaseCommands(state)
-        self.judging = JudgingCommands(state)
+        self.judging = JudgingCommands(state, presence)
 
     # -- episodes
 

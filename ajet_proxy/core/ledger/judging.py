@@ -1,8 +1,9 @@
 """Episodes that await a judgement: users' traffic and its parts, who judges it, what users say, and what is withdrawn.
 
 Idea: an episode to be judged that is sealed without a reward awaits a judgement, and stays sealed. A judge leases it
-for a while, and its one judgement has all of its rewards. Who judges is noted in memory alone. After a restart, or
-when a judge is dead, somebody else leases it: only the first judgement counts.
+for a while, and its one judgement has all of its rewards. Who judges is noted in memory alone
+(`ajet_proxy.core.ledger.presence`). After a restart, or when a judge is dead, somebody else leases it: only the first
+judgement counts.
 
 A user never hears that an episode has ended. The next call opens another part of it, and what is withdrawn goes for all
 parts, earlier and later ones.
@@ -13,7 +14,7 @@ Invariant: an episode is judged once. Whatever awaits is judged, rewarded, or di
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -26,6 +27,7 @@ from ajet_proxy.core.ledger.episode import Episode, awaits, awaits_since, fittin
 from ajet_proxy.core.ledger.events import Event, Events
 from ajet_proxy.core.ledger.life import BY_JUDGE
 from ajet_proxy.core.ledger.parts import AT_ONCE
+from ajet_proxy.core.ledger.presence import Presence
 from ajet_proxy.core.ledger.session_names import RUNGS
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.tallies import day_of
@@ -63,10 +65,8 @@ class Answered(Struct, frozen=True):
 class JudgingCommands:
     """The decisions about what awaits a judgement, over `state`. They return events, as all commands do."""
 
-    def __init__(self, state: State) -> None:
-        self.state = state
-        self._leases: dict[str, float] = {}
-        self._void: Mapping[str, float] = {}
+    def __init__(self, state: State, presence: Presence) -> None:
+        self.state, self.presence = state, presence
 
     # -- users
 
@@ -85,10 +85,9 @@ class JudgingCommands:
         known = (self.state.episodes.get(name) for name in names)
         return (ev.EpisodeWithdrawn(at, part.id) for part in known if part is not None and not part.withdrawn)
 
-    def revoked(self, tenants: Mapping[str, float], at: float) -> Events:
-        """The keys of `tenants` that were issued by those times are void: what traffic they have opened is withdrawn,
-        some episodes at once, and what a request opens that came in before."""
-        at, self._void = self.state.time(at), tenants
+    def revoked(self, at: float) -> Events:
+        """What traffic was opened with keys that are void now is withdrawn, some episodes at once."""
+        at = self.state.time(at)
         gone = (
             ev.EpisodeWithdrawn(at, one.id) for one in self.state.episodes.values()
             if one.opening.traffic and not one.withdrawn and self.is_void(one.opening.tenant, one.opening.issued)
@@ -97,7 +96,7 @@ class JudgingCommands:
 
     def is_void(self, tenant: str, issued: float) -> bool:
         """Tell whether a key of `tenant` that was `issued` then is revoked."""
-        return issued <= self._void.get(tenant, -1.0)
+        return issued <= self.presence.void.get(tenant, -1.0)
 
     def feedback(self, episode: str, call: str | None, body: Feedback, *, at: float) -> Events:
         """The same again changes nothing."""
@@ -119,7 +118,7 @@ class JudgingCommands:
         newest = [*self.state.episodes.awaited()][::-1]
         ordered = chain((one for one in newest if one.feedback), (one for one in newest if not one.feedback))
         fits = (
-            one for one in ordered if self._leases.get(one.id, at) <= at
+            one for one in ordered if self.is_free(one.id, at)
             and (lanes is None or one.group_key.lane in lanes) and body.lane in (None, one.group_key.lane)
             and (body.model is None or body.model in one.trains())
         )
@@ -133,20 +132,9 @@ class JudgingCommands:
             if key not in playing and at - max(map(awaits_since, found)) >= GATHERS_S
         )
 
-    def take(self, group: Iterable[Episode], at: float, until: float) -> bool:
-        """Somebody judges `group` until then, unless somebody else does by now, or it awaits nothing any more."""
-        names = [one.id for one in group]
-        awaiting = self.state.episodes.awaiting
-        if not all(name in awaiting and self._leases.get(name, at) <= at for name in names):
-            return False
-        self._leases = {name: end for name, end in self._leases.items() if name in awaiting}
-        self._leases |= dict.fromkeys(names, until)
-        return True
-
-    def give_back(self, group: Iterable[Episode]) -> None:
-        """Nobody judges `group` now."""
-        for one in group:
-            self._leases.pop(one.id, None)
+    def is_free(self, episode: str, at: float) -> bool:
+        """Tell whether `episode` awaits a judgement, and nobody judges it now."""
+        return episode in self.state.episodes.awaiting and self.presence.judged.get(episode, at) <= at
 
     def judge(self, episode: str, body: Judgement, *, at: float) -> Events:
         """A judgement without a reward discards the episode."""
@@ -205,7 +193,7 @@ class JudgingCommands:
         tallies, episodes = self.state.tallies, self.state.episodes
         oldest = next((at - (one.sealed_at or at) for one in episodes.awaited()), 0.0)
         counts = {name: tallies.judging[name] for name in COUNTED}
-        leased = sum(name in episodes.awaiting and end > at for name, end in self._leases.items())
+        leased = sum(name in episodes.awaiting and end > at for name, end in self.presence.judged.items())
         return counts | {
             "oldest_s": max(0.0, oldest), "leased": leased, "unjudged_calls": dict(+tallies.unjudged_calls),
             "holdout": tallies.holdouts.to_json(),

@@ -3,10 +3,12 @@
 Idea: nobody needs a beat after a restart, which grants everybody its whole time again, and thousands of clients would
 fill the journal with them. So beats are noted here, in memory, by whoever takes the request. Commands read them and
 note nothing. Everything that follows of them is an event: that a client is gone, and that what it had open is
-discarded.
+discarded. So it is with who judges what, and with keys that are void, which a file of the daemon's has.
 """
 
 from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
 
 from ajet_proxy.core.ledger.clients import Client
 from ajet_proxy.core.ledger.weights import Trainer
@@ -15,12 +17,15 @@ from ajet_sdk.limits import MAX_TTL_S
 
 class Presence:
     """When clients and the trainers of models were last heard, in Unix seconds. ``leads`` has the `max_lead` of the
-    latest lease of each model, if that had one."""
+    latest lease of each model, if that had one. ``judged`` has until when somebody judges an episode, and ``void`` the
+    time until which the keys of a tenant were issued that are revoked."""
 
     def __init__(self) -> None:
         self._clients: dict[str, float] = {}
         self._trainers: dict[str, float] = {}
         self.leads: dict[str, int] = {}
+        self.judged: dict[str, float] = {}
+        self.void: Mapping[str, float] = {}
 
     def client_beats(self, client: Client, at: float) -> None:
         """`client`, which is live, gives a sign of life. Those that have been silent for longer than any client may be
@@ -40,6 +45,16 @@ class Presence:
             self.leads.pop(model or "", None)
         else:
             self.leads[model or ""] = most
+
+    def judge(self, episodes: Iterable[str], until: float, awaiting: Container[str]) -> None:
+        """Somebody judges `episodes` until then. What is not `awaiting` a judgement any more is forgotten."""
+        self.judged = {name: end for name, end in self.judged.items() if name in awaiting}
+        self.judged |= dict.fromkeys(episodes, until)
+
+    def give_back(self, episodes: Iterable[str]) -> None:
+        """Nobody judges `episodes` now."""
+        for name in episodes:
+            self.judged.pop(name, None)
 
     def client(self, client: Client) -> float:
         """When `client` last gave a sign of life."""

@@ -60,17 +60,19 @@ class Desk:
             tls.demand(http)
         body = None if route.body is None else await self._decoded(http, route)
         return Asked(
-            route, claims, self.store.commands, self._supervisors, self.clock.now(), self.clock.new_id, self._issue,
-            id=http.match_info.get("id", ""), query=dict(http.query),
+            route, claims, self.store.commands, self.store.presence, self._supervisors, self.clock.now(),
+            self.clock.new_id, self._issue, id=http.match_info.get("id", ""), query=dict(http.query),
             body=read(route, body, claims, self.store.state.weights),
             trainer=http.headers.get(HEADER_TRAINER, ""), base=self.base_url(http),
         )
 
     async def decide(self, asked: Asked, unknown: Collection[str] = ()) -> Answer:
-        """The core's answer to `asked` as things are now; nothing has changed. New ids stay the same while the archive
-        is read for it. Episodes that are `unknown` are in no archive."""
-        new_id = cache(asked.new_id)
-        return await self.store.decide(lambda: api.decide(replace(asked, at=self.clock.now(), new_id=new_id)), unknown)
+        """The core's answer to `asked` as things are now. What was heard by it is noted, and nothing else has changed.
+        New ids stay the same while the archive is read for it. Episodes that are `unknown` are in no archive."""
+        new_id, now = cache(asked.new_id), self.clock.now
+        answer = await self.store.decide(lambda: api.decide(replace(asked, at=now(), new_id=new_id)), unknown)
+        answer.note()
+        return answer
 
     async def settle(self, asked: Asked, unknown: Collection[str] = ()) -> Answer:
         """The core's answer to `asked`. Unless it is a ``GET``, its events and all earlier ones are on disk first.

@@ -68,28 +68,29 @@ class Judgements:
 
     async def _take(self, asked: Asked, groups: Iterable[tuple[Episode, ...]]) -> list[dict[str, Any]]:
         """Lease so much of `groups` as is asked for, as far as there is a text of it."""
-        judging, body, now = self._desk.store.commands.judging, asked.body, self._desk.clock.now
+        store, body, now = self._desk.store, asked.body, self._desk.clock.now
         out, left = list[dict[str, Any]](), body.n
-        silent, taken = set[str](), list[Episode]()
-        awaiting = self._desk.store.state.episodes.awaiting
+        silent, taken = set[str](), list[str]()
+        awaiting = store.state.episodes.awaiting
         async with session(self._desk.config.upstream_key, TEXT_S) as asking:
             for group in groups:
                 if not left:
                     break
-                until = now() + body.lease_s
-                if not judging.take(group, now(), until):
+                names, until = [one.id for one in group], now() + body.lease_s
+                if not all(store.commands.judging.is_free(name, now()) for name in names):
                     continue
+                store.presence.judge(names, until, awaiting)
                 try:
                     told = [await self._told(asking, one, silent) for one in group]
                 except BaseException:  # who asked has left
-                    judging.give_back((*taken, *group))
+                    store.presence.give_back((*taken, *names))
                     raise
-                if None in told or not all(one.id in awaiting for one in group):  # one may be withdrawn meanwhile
-                    judging.give_back(group)
+                if None in told or not all(name in awaiting for name in names):  # one may be withdrawn meanwhile
+                    store.presence.give_back(names)
                     continue
                 left -= 1
-                taken += group
-                of = {"group": group[0].id} if body.unit == "groups" else {}
+                taken += names
+                of = {"group": names[0]} if body.unit == "groups" else {}
                 out += [_shown(one, calls or [], until) | of for one, calls in zip(group, told, strict=True)]
         return out
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.events import Event
+from ajet_proxy.core.ledger.presence import Presence
 from ajet_proxy.core.ledger.quotas import Quotas
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -75,8 +76,8 @@ class Store:
     def __init__(
         self, state: State, archive: ArchiveFile, recalled: Recalled, held: int, metrics: Metrics, patience_s: float
     ) -> None:
-        self.state = state
-        self.commands = Commands(state)
+        self.state, self.presence = state, Presence()
+        self.commands = Commands(state, self.presence)
         self.patience_s = patience_s
         self.limits: DaemonLimits | None = None
         self.quotas: Quotas | None = None

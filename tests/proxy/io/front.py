@@ -20,6 +20,7 @@ from aiohttp import web
 from ajet_proxy.core.identity.keys import Claims, Keys
 from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, Event, Events, RequestLost
+from ajet_proxy.core.ledger.presence import Presence
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.io.capture.front import HttpFront
 from ajet_proxy.io.engines.upstream import Engines
@@ -52,7 +53,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.state = State(LedgerSettings(idle_timeout=1e9, wall_timeout=1e9))
-        self.commands = Commands(self.state)
+        self.commands = Commands(self.state, Presence())
         self.durable: list[Event] = []
         self.slow = asyncio.Event()
         self.slow.set()

@@ -420,7 +420,8 @@ class Swarm(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([-50.0, 0.0, 12.0]))
     def starts_again(self, seconds: float) -> None:
         self.rig.at += seconds
-        self.rig.commands = type(self.rig.commands)(self.rig.state)
+        self.rig.presence = Presence()
+        self.rig.commands = type(self.rig.commands)(self.rig.state, self.rig.presence)
         self.rig.restart()
         self.until = {client: self.rig.at + self.names[client][1] for client in self.until}
 

@@ -406,18 +406,22 @@ def test_a_score_of_no_call_is_refused(rig: LedgerRig) -> None:
 
 def test_one_judge_at_a_time_until_its_lease_lapses(rig: LedgerRig) -> None:
     awaiting(rig)
-    (group,) = rig.commands.judging.waiting(LeaseJudgements(), None, rig.at)
-    assert rig.commands.judging.take(group, rig.at, rig.at + 10)
-    assert not rig.commands.judging.take(group, rig.at, rig.at + 10)
+    ((one,),) = rig.commands.judging.waiting(LeaseJudgements(), None, rig.at)
+    assert rig.commands.judging.is_free(one.id, rig.at)
+    rig.presence.judge([one.id], rig.at + 10, rig.state.episodes.awaiting)
+    assert not rig.commands.judging.is_free(one.id, rig.at)
     assert waiting(rig) == []
     assert rig.commands.judging.status(rig.at)["leased"] == 1
     rig.at += 10
     assert waiting(rig) == [["a"]]
-    assert rig.commands.judging.take(group, rig.at, rig.at + 10)
-    rig.commands.judging.give_back(group)
+    rig.presence.judge([one.id], rig.at + 10, rig.state.episodes.awaiting)
+    rig.presence.give_back([one.id])
     assert waiting(rig) == [["a"]]
+    rig.presence.judge([one.id], rig.at + 10, rig.state.episodes.awaiting)
     rig.judge("a")
-    assert not rig.commands.judging.take(group, rig.at, rig.at + 10)
+    assert not rig.commands.judging.is_free(one.id, rig.at + 10)
+    rig.presence.judge([], rig.at, rig.state.episodes.awaiting)
+    assert not rig.presence.judged
 
 
 def test_what_is_judged_first_is_found_without_a_look_at_the_others(
@@ -682,7 +686,8 @@ def test_a_revocation_takes_out_what_its_keys_have_opened_whenever_that_was(rig:
     """It is heard of a moment later, and some requests came in before."""
     for name, tenant, issued in (("a", "app", 5.0), ("b", "app", 6.0), ("c", "other", 5.0)):
         chat(rig, name, tenant=tenant, issued=issued)
-    while events := rig.commands.judging.revoked({"app": 5.0}, rig.at):
+    rig.presence.void = {"app": 5.0}
+    while events := rig.commands.judging.revoked(rig.at):
         rig.run(events)
     chat(rig, "held", tenant="app", issued=5.0)
     chat(rig, "new", tenant="app", issued=6.0)

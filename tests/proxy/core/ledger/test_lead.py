@@ -84,7 +84,7 @@ def test_two_that_wait_for_one_another_go_on_however_seldom_they_save(m: int, n:
 
 def test_the_status_tells_who_waits_for_whom() -> None:
     training = Training({"m": 0, "n": None})
-    state, leads = training.rig.state, training.rig.commands.presence.leads
+    state, leads = training.rig.state, training.rig.presence.leads
     assert not training.go_on("m") and not training.go_on("m")
     assert training.go_on("m"), "it is one ahead"
     assert views.status(state, leads)["teams"] == [{"m": {"updates": 1, "waits_for": "n"}, "n": {"updates": 0}}]

@@ -3,6 +3,7 @@ of the events, up to any of them, is what the live state was at that moment."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from ajet_proxy.core.conversation.history import Lineage, Mark
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.gates import Gate
+from ajet_proxy.core.ledger.presence import Presence
 from ajet_proxy.core.ledger.state import State
 from ajet_sdk.errors import NotFound
 from tests.kit.histories import everything, histories
@@ -23,6 +25,7 @@ class Unchanging:
     """Sees of every command that it changes nothing, whether it decides or refuses."""
 
     state: State
+    presence = Presence()
 
     @classmethod
     def watch(cls, commands: Any) -> None:
@@ -34,11 +37,11 @@ class Unchanging:
             return found
 
         def seen(*values: Any, **named: Any) -> Any:
-            before = everything(self.state)
+            before = everything(self.state), deepcopy(vars(self.presence))
             try:
                 return found(*values, **named)
             finally:
-                assert everything(self.state) == before
+                assert (everything(self.state), vars(self.presence)) == before
 
         return seen
 

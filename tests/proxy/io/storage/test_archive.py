@@ -10,6 +10,7 @@ import pytest
 
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.commands import Commands
+from ajet_proxy.core.ledger.presence import Presence
 from ajet_proxy.io.storage.archive import ArchiveFile, Archiver
 from ajet_proxy.io.storage.compaction import compact
 from ajet_proxy.io.storage.data_dir import ARCHIVE
@@ -49,7 +50,7 @@ def test_what_retention_removes_is_gone_whole_and_its_sums_stay(tmp_path: Path) 
     for name in batches:
         with pytest.raises(NotFound, match=f"no batch {name}"):
             state.batches.known(name)
-    commands = Commands(state)
+    commands = Commands(state, Presence())
     list(replay_lines(tmp_path, removed.append))
     assert removed == [len(batches)]
     with pytest.raises(NotFound, match=f"no episode {trained.id}"):
