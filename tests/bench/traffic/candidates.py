@@ -3,13 +3,13 @@ worse in three ways.
 
     .venv-engine/bin/python -m tests.bench.traffic.candidates [--seeds N] [--out FILE]
 
-One vLLM holds both adapters, people play `words`, and a judge by function reads what they say next. A gate comes after
-every `EVERY` steps of 16 chats, and 128 held-out episodes decide. The model learns until what serves is right in
-`GOOD` of its answers. Then come three candidates that must not be promoted:
+One vLLM holds both adapters, people play `words`, all of whose questions are alike here, and a judge by function reads
+what they say next. A gate comes after every `EVERY` steps of 16 chats, and 128 held-out episodes decide. The model
+learns until what serves is right in `GOOD` of its answers. Then come three candidates that must not be promoted:
 
 - *damaged*: noise is added to the adapter's files, and the engine loads it again, before it plays.
-- *rate*: the learning rate is a hundred times as high.
 - *flipped*: the judge calls bad what users call good.
+- *rate*: that at a hundred times the learning rate. (With a true judge this model plays better with it.)
 
 Beside them somebody calls all along who has not consented. How long this one waits is told by what the trainer does.
 A finished seed is written to ``--out`` and never repeated.
@@ -56,9 +56,9 @@ from tests.kit.trainer_process import PYTHON, RATE, TrainerProcess
 from tests.kit.vllm_process import HOLDS_TWO, vllm_server
 
 HERE = Path(__file__).parent
-EVERY, GOOD, MOST_GATES = 4, 0.55, 12
-SLOW_RATE = 1e-2
-BAD = ("damaged", "rate", "flipped")
+EVERY, GOOD, MOST_GATES = 4, 0.5, 12
+SLOW_RATE, SHARPER = 5e-3, 6.0
+"""The tiny model knows all words about alike. With a larger last norm, an adapter can make much of a difference."""
 VERDICT = re.compile(r"\b(not )?promoted\b[^:]*: ([+-][\d.]+) over \d+ pairs")
 GATE = "evaluating the candidate"
 
@@ -175,7 +175,7 @@ class Place:
             while not self._over.wait(IDLE_S + 1):  # then all of them are sealed
                 status = self.proxy.report()
                 if not status["episodes"]["ready"] + status["traffic"]["awaiting"]:
-                    list(people.map(lambda _: words.talk(Chat(max_tokens=1).say), range(CHATS)))
+                    list(people.map(lambda _: words.talk(Chat(max_tokens=1).say, words.ALIKE), range(CHATS)))
 
     def _other(self) -> None:
         body = {"model": "policy", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
@@ -190,7 +190,7 @@ def run(seed: int) -> Seed:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = build(folder / "tiny", seed=seed)
+        model = sharper(build(folder / "tiny", seed=seed))
         with (
             vllm_server(model, folder / "vllm.log", options=HOLDS_TWO) as engine,
             ProxyProcess(f"policy={engine}", folder / "proxy", options=OPTIONS) as proxy,
@@ -204,6 +204,14 @@ def run(seed: int) -> Seed:
              for phase, took in sorted(place.took.items())}  # fmt: skip
     return {"began_at": began_at, "gates": place.gates, "waits": waits, "seconds": round(time.monotonic() - began),
             "date": time.strftime("%Y-%m-%d")}  # fmt: skip
+
+
+def sharper(model: Path) -> Path:
+    path = model / "model.safetensors"
+    weights = load_file(path)
+    weights["model.norm.weight"] *= SHARPER
+    save_file(weights, path, {"format": "pt"})
+    return model
 
 
 def journey(place: Place) -> float:
@@ -220,11 +228,10 @@ def journey(place: Place) -> float:
         place.damage()
         with place.played():
             place.gate("damaged")
-            place.restart(f"{RATE}={100 * SLOW_RATE}")
-            place.gate("rate")
-    place.restart()
     with judged("flipped"), place.played():
         place.gate("flipped")
+        place.restart(f"{RATE}={100 * SLOW_RATE}")
+        place.gate("rate")
     return began_at
 
 

@@ -27,4 +27,4 @@ def say(text: str, messages: list[dict[str, str]]) -> str:
 
 if __name__ == "__main__":
     history = [{"role": "system", "content": "Reply with one number."}]
-    sys.stdout.write(f"{words.talk(lambda text: say(text, history))}\n")
+    sys.stdout.write(f"{words.talk(lambda text: say(text, history), words.ALIKE)}\n")

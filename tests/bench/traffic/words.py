@@ -6,23 +6,25 @@ model that knows nothing is right in a quarter of its answers. What answers one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 ASKED = ("hello", "guess") * 3
+ALIKE = ("hello",) * 6
+"""Questions that one word can answer: there is nothing to tell apart."""
 WORTH = {"yes": 1.0, "no": -1.0}
 
 
-def talk(say: Callable[[str], str]) -> float:
+def talk(say: Callable[[str], str], questions: Sequence[str] = ASKED) -> float:
     """One chat; the share of right answers."""
     right, verdict = 0, ""
-    for asked in ASKED:
+    for asked in questions:
         said = say(f"{verdict}{asked}")
         good = len(said) > 1 and said.startswith(" ") == (asked == "hello")
         right += good
         verdict = "yes " if good else "no "
     say(verdict)
-    return right / len(ASKED)
+    return right / len(questions)
 
 
 def score(episode: dict[str, Any]) -> dict[str, float]:
