@@ -32,7 +32,7 @@ from ajet_proxy.io.storage.journal import JournalDamaged, folder_of, records, sn
 from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.frame import decode_batch, encode_batch, pack, pack_mask, sampled, unpack
 from ajet_sdk.sample import Batch, BatchEpisode, Call, Group, Sample
-from ajet_sdk.tree import plant
+from ajet_sdk.tree import tree_of
 
 By = Literal["episode", "group"]
 """Whose samples share a tree: those of one episode, or of all episodes of a task."""
@@ -85,7 +85,7 @@ def _lines(episodes: Iterable[Sequence[Sample]], by: By | None) -> Iterator[str]
 
 def tree_row(samples: Sequence[Sample]) -> dict[str, Any]:
     """The tree of `samples` of one task (at least one), as contract §6.6 has it."""
-    tokens, runs, ends = plant([pack("i", sample.token_ids) for sample in samples])
+    tokens, runs, ends = tree_of([pack("i", sample.token_ids) for sample in samples])
     return {
         "task": samples[0].task,
         "episodes": list(dict.fromkeys(sample.episode for sample in samples)),

@@ -28,7 +28,7 @@ import msgpack
 from ajet_sdk.errors import BadRequest, TooLarge
 from ajet_sdk.routes import DEFAULT_LANE
 from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample, SamplingSpans, canonical, sampling_of, spans_of
-from ajet_sdk.tree import Tree, plant
+from ajet_sdk.tree import Tree, tree_of
 
 VERSION = 1
 CONTENT_TYPE = "application/msgpack"
@@ -96,7 +96,7 @@ def _fields(record: Any) -> dict[str, Any]:
 
 def _group(group: Group) -> dict[str, Any]:
     samples = [sample for episode in group.compared for sample in episode.samples]
-    tokens, runs, ends = plant([pack("i", sample.token_ids) for sample in samples])
+    tokens, runs, ends = tree_of([pack("i", sample.token_ids) for sample in samples])
     packed = iter(list(map(_sample, samples, ends)))
     episodes = [_fields(one) | {"samples": [next(packed) for _ in one.samples]} for one in group.compared]
     for body in episodes:

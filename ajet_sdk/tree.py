@@ -37,7 +37,7 @@ def common_prefix(a: bytes, b: bytes) -> int:
     return low
 
 
-def plant(texts: Sequence[bytes]) -> tuple[bytes, list[Run], list[int]]:
+def tree_of(texts: Sequence[bytes]) -> tuple[bytes, list[Run], list[int]]:
     """The tree of packed `texts`: its nodes' tokens, its runs, and the node at which each text ends."""
     parts, runs, ends = list[bytes](), list[Run](), [-1] * len(texts)
     path = list[tuple[int, int]]()  # of each stretch on the way to the last node: its first depth and its first node

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ajet_sdk.sample import Group, Sample
 from ajet_trainer.advantage import Masked, Session, compared
 from ajet_trainer.sampling import computed, runs_of, temperature_of
-from ajet_trainer.turns import ByTurn, credit, plays, spread
+from ajet_trainer.turns import ByTurn, credit, spread, turn_sessions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +95,7 @@ def _sets(group: Group, by_turn: ByTurn | None) -> list[list[Credited]]:
         return [[(session, session.reward, None) for session in sessions] for sessions in compared(group)]
     return [
         [(play, play.total, calls) for play, calls in zip(mine, credit(mine, by_turn), strict=True)]
-        for mine in plays(group)
+        for mine in turn_sessions(group)
     ]
 
 

@@ -10,7 +10,7 @@ summed over rows then is as it would be without a forest.
 Sorted rows are a trie already: of each, the part that it shares with the one before it is there. Where a forest is
 larger than a limit, `cut` says which rows go together, so that the whole costs the least.
 
-The tree of a frame (`ajet_sdk.tree`) is that of all samples of a group, as bytes. This one is planted for each
+The tree of a frame (`ajet_sdk.tree`) is that of all samples of a group, as bytes. This one is made for each
 micro-batch, of rows, and has what a model needs.
 
 Next: ajet_trainer/backends/verl/forest_engine.py
@@ -55,7 +55,7 @@ class Forest:
         return int(self.depth.sum()) + len(self.depth)
 
 
-def plant(rows: Sequence[Ints]) -> Forest:
+def forest_of(rows: Sequence[Ints]) -> Forest:
     """The forest of `rows`; none may be empty."""
     order, shared = _sorted(rows)
     lengths = np.array([len(rows[place]) for place in order], dtype=np.int64)

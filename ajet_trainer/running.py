@@ -25,7 +25,7 @@ import numpy as np
 
 from ajet_sdk.rounding import slack
 from ajet_sdk.sample import Group
-from ajet_trainer.turns import ByTurn, plays, returns_to_go, unjudged
+from ajet_trainer.turns import ByTurn, returns_to_go, turn_sessions, unjudged
 
 HALF_LIFE = 256
 KEPT = 0.5 ** (1 / HALF_LIFE)
@@ -80,7 +80,7 @@ def of_step(groups: Iterable[Group], how: ByTurn, lanes: Lanes) -> tuple[ByTurn,
 def _returns(group: Group, gamma: float) -> Iterator[Return]:
     """Those of the calls that a reward reaches."""
     without = {one.episode: unjudged(one, gamma) for one in group.episodes}
-    for play in (play for mine in plays(group) for play in mine if play.episode in without):
+    for play in (play for mine in turn_sessions(group) for play in mine if play.episode in without):
         gains = returns_to_go([turn.reward for turn in play.turns], gamma)
         for turn, gain in zip(play.turns, gains, strict=True):
             if turn.call not in without[play.episode]:

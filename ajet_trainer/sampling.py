@@ -211,7 +211,7 @@ def treat(episode: BatchEpisode, rule: Rule) -> Treated:
     made = Treated(episode)
     samples, never = list[Sample](), set[str]()
     for sample in episode.samples:
-        turns, kept, overlong = list(_turns(sample)), dict[float, list[Turn]](), list[Turn]()
+        turns, kept, overlong = list(_turns(sample)), dict[float, list[SampledTurn]](), list[SampledTurn]()
         ended = ends(sample) if rule.overlong else {}
         for turn in turns:
             if ended.get(turn.call) == LENGTH:
@@ -263,7 +263,7 @@ def only_compared(episode: BatchEpisode) -> BatchEpisode:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SampledTurn:
     """A call's sampled tokens in a sample: where they stand, how many were sampled before them, and how."""
 
     call: str
@@ -273,7 +273,7 @@ class Turn:
     facts: Mapping[str, Any] | None
 
 
-def _turns(sample: Sample) -> Iterator[Turn]:
+def _turns(sample: Sample) -> Iterator[SampledTurn]:
     """The calls of a lawful sample that sampled something, in order."""
     runs, left, before = iter(runs_of(sample)), 0, 0
     facts: Mapping[str, Any] | None = None
@@ -281,11 +281,11 @@ def _turns(sample: Sample) -> Iterator[Turn]:
         if end > start:
             if not left:
                 facts, left = next(runs)
-            yield Turn(call, start, end, before, facts)
+            yield SampledTurn(call, start, end, before, facts)
             before, left = before + end - start, left - (end - start)
 
 
-def _parts(sample: Sample, parts: Iterable[Sequence[Turn]]) -> Iterator[Sample]:
+def _parts(sample: Sample, parts: Iterable[Sequence[SampledTurn]]) -> Iterator[Sample]:
     """`sample` once for each of the `parts`, which are some of its calls, up to the last token that is trained."""
     for index, turns in enumerate(parts):
         end = turns[-1].end
@@ -307,7 +307,7 @@ def _parts(sample: Sample, parts: Iterable[Sequence[Turn]]) -> Iterator[Sample]:
         )
 
 
-def _silent(sample: Sample, counting: Sequence[Turn]) -> Sample:
+def _silent(sample: Sample, counting: Sequence[SampledTurn]) -> Sample:
     """The rest of `sample` if nothing of it is trained: its calls, and two tokens. If some calls are `counting`, its
     reward counts."""
     cut = replace(
@@ -320,7 +320,7 @@ def _silent(sample: Sample, counting: Sequence[Turn]) -> Sample:
     return Masked(**{item.name: getattr(cut, item.name) for item in fields(cut)} | {"policy_versions": versions})
 
 
-def _cut(runs: Runs[T], turns: Iterable[Turn]) -> Runs[T]:
+def _cut(runs: Runs[T], turns: Iterable[SampledTurn]) -> Runs[T]:
     """Of the `runs` over a sample's tokens those of `turns`; equal neighbors become one."""
     values = [value for value, count in runs for _ in range(count)]
     kept = (value for turn in turns for value in values[turn.before : turn.before + turn.end - turn.start])

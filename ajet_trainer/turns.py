@@ -52,7 +52,7 @@ class ByTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurnReward:
     """A call of a session: what it got, and the state in which it was made, if that is known."""
 
     call: str
@@ -61,11 +61,11 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Play(Session):
+class TurnSession(Session):
     """A session with its calls in the order in which they began; `reward` is what it got as a whole."""
 
     episode: str
-    turns: tuple[Turn, ...]
+    turns: tuple[TurnReward, ...]
 
     @property
     def total(self) -> float:
@@ -73,16 +73,16 @@ class Play(Session):
         return self.reward + math.fsum(turn.reward for turn in self.turns)
 
 
-def plays(group: Group) -> tuple[tuple[Play, ...], ...]:
+def turn_sessions(group: Group) -> tuple[tuple[TurnSession, ...], ...]:
     """The sessions of `group` in sets, which are those of `advantage.compared`."""
     if not any(map(rewarded_apart, group.compared)):
-        (sessions,), plays = compared(group), list[Play]()
+        (sessions,), plays = compared(group), list[TurnSession]()
         for one, episode in zip(sessions, group.compared, strict=True):
             punishments = totals(item for item in episode.rewards if item.get(PENALTY))
             turns = _turns(episode, episode.samples, punishments)
-            plays.append(Play(one.reward, one.samples, episode.episode, turns))
+            plays.append(TurnSession(one.reward, one.samples, episode.episode, turns))
         return (tuple(plays),)
-    by_agent: dict[str, list[Play]] = {}
+    by_agent: dict[str, list[TurnSession]] = {}
     for episode in group.compared:
         for agent in dict.fromkeys(sample.agent for sample in counted(episode)):
             by_agent.setdefault(agent, []).append(_play(episode, agent))
@@ -116,7 +116,7 @@ def unjudged(episode: BatchEpisode, gamma: float) -> frozenset[str]:
     return frozenset(out)
 
 
-def credit(plays: Sequence[Play], how: ByTurn) -> list[dict[str, float]]:
+def credit(plays: Sequence[TurnSession], how: ByTurn) -> list[dict[str, float]]:
     """The advantage of each call, by its id, for each session of a set."""
     if len({play.episode for play in plays}) < 2:
         told = how.alone or {}
@@ -141,7 +141,8 @@ def credit(plays: Sequence[Play], how: ByTurn) -> list[dict[str, float]]:
 
 def has_signal(group: Group, how: ByTurn) -> bool:
     """True if a call of `group` has an advantage."""
-    return any(value for sessions in plays(group) for calls in credit(sessions, how) for value in calls.values())
+    found = (calls for sessions in turn_sessions(group) for calls in credit(sessions, how))
+    return any(value for calls in found for value in calls.values())
 
 
 def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
@@ -163,7 +164,7 @@ def spread(
     return tokens
 
 
-def _baselines(plays: Sequence[Play], returns: Sequence[Sequence[float]]) -> Iterator[list[float]]:
+def _baselines(plays: Sequence[TurnSession], returns: Sequence[Sequence[float]]) -> Iterator[list[float]]:
     """For each session those of its calls."""
     states = _Means()
     numbers = _Means()
@@ -197,11 +198,11 @@ class _Means:
         }  # fmt: skip
 
 
-def _play(episode: BatchEpisode, agent: str) -> Play:
+def _play(episode: BatchEpisode, agent: str) -> TurnSession:
     samples = tuple(sample for sample in counted(episode) if sample.agent == agent)
     given = totals(_given(episode, agent))
     turns = _turns(episode, [sample for sample in episode.samples if sample.agent == agent], given)
-    return Play(given.get(None, 0.0), samples, episode.episode, turns)
+    return TurnSession(given.get(None, 0.0), samples, episode.episode, turns)
 
 
 def _given(episode: BatchEpisode, agent: str) -> list[Mapping[str, Any]]:
@@ -210,12 +211,12 @@ def _given(episode: BatchEpisode, agent: str) -> list[Mapping[str, Any]]:
 
 def _turns(
     episode: BatchEpisode, samples: Sequence[Sample], given: Mapping[str | None, float]
-) -> tuple[Turn, ...]:
+) -> tuple[TurnReward, ...]:
     """The calls of `samples` in the order in which they began."""
     states = {item.get("call"): item["state"] for item in episode.rewards if item.get("state") is not None}
     placed = {call: (turn, one.agent) for one in samples for call, turn in zip(one.calls, one.turns, strict=True)}
     calls = sorted(placed, key=placed.__getitem__)
-    return tuple(Turn(call, given.get(call, 0.0), states.get(call)) for call in calls)
+    return tuple(TurnReward(call, given.get(call, 0.0), states.get(call)) for call in calls)
 
 
 def _mean(values: Iterable[float]) -> float:

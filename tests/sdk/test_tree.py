@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_sdk.tree import Tree, plant
+from ajet_sdk.tree import Tree, tree_of
 
 Ids = tuple[int, ...]
 
@@ -39,7 +39,7 @@ def beginnings(texts: Sequence[Ids]) -> set[Ids]:
 
 @given(forked())
 def test_each_beginning_is_one_node_and_each_text_is_a_path(texts: list[Ids]) -> None:
-    data, runs, ends = plant(list(map(packed, texts)))
+    data, runs, ends = tree_of(list(map(packed, texts)))
     tree = Tree(unpacked(data), runs)
     paths = [tree.path(node) for node in range(len(unpacked(data)))]
     assert len(paths) == len(set(paths)) and set(paths) == beginnings(texts)
@@ -49,7 +49,7 @@ def test_each_beginning_is_one_node_and_each_text_is_a_path(texts: list[Ids]) ->
 
 @given(forked())
 def test_nodes_are_in_depth_first_order_and_runs_are_as_long_as_they_can_be(texts: list[Ids]) -> None:
-    data, runs, _ = plant(list(map(packed, texts)))
+    data, runs, _ = tree_of(list(map(packed, texts)))
     parents: list[int] = []
     for length, parent in runs:
         assert parent == -1 or parent < len(parents) - 1
@@ -65,13 +65,13 @@ def test_nodes_are_in_depth_first_order_and_runs_are_as_long_as_they_can_be(text
 
 @given(forked(), st.randoms(use_true_random=False))
 def test_the_tree_depends_on_the_set_of_texts_alone(texts: list[Ids], dice: object) -> None:
-    tree = plant(list(map(packed, texts)))[:2]
-    assert plant(list(map(packed, reversed(texts))))[:2] == tree
-    assert plant(list(map(packed, set(texts))))[:2] == tree
+    tree = tree_of(list(map(packed, texts)))[:2]
+    assert tree_of(list(map(packed, reversed(texts))))[:2] == tree
+    assert tree_of(list(map(packed, set(texts))))[:2] == tree
 
 
 def test_a_tree_looks_like_this() -> None:
-    data, runs, ends = plant(list(map(packed, [(1, 2, 3), (1, 2), (), (1, 4, 5), (9,)])))
+    data, runs, ends = tree_of(list(map(packed, [(1, 2, 3), (1, 2), (), (1, 4, 5), (9,)])))
     assert unpacked(data) == (1, 2, 3, 4, 5, 9)
     assert runs == [(3, -1), (2, 0), (1, -1)]
     assert ends == [2, 1, -1, 4, 5]

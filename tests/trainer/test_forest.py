@@ -16,8 +16,8 @@ from ajet_trainer.forest import (
     Prices,
     blocks,
     cut,
+    forest_of,
     mask_mod,
-    plant,
     prices,
     reading,
     spans,
@@ -47,7 +47,7 @@ def paths(forest: Forest) -> list[tuple[int, ...]]:
 
 @given(ROWS)
 def test_each_prefix_is_one_node_and_rows_come_back(rows: list[list[int]]) -> None:
-    forest = plant(arrays(rows))
+    forest = forest_of(arrays(rows))
     found = paths(forest)
     assert len(found) == len(set(found)) and set(found) == prefixes(rows)
     back = [forest.ids[places] for places in forest.index]
@@ -59,7 +59,7 @@ def test_each_prefix_is_one_node_and_rows_come_back(rows: list[list[int]]) -> No
 
 @given(ROWS)
 def test_a_token_sees_its_own_path_alone(rows: list[list[int]]) -> None:
-    forest = plant(arrays(rows))
+    forest = forest_of(arrays(rows))
     found = paths(forest)
     wanted = [[path[: len(other)] == other for other in found] for path in found]
     assert dense(forest.exit).tolist() == wanted
@@ -71,7 +71,7 @@ def test_a_token_sees_its_own_path_alone(rows: list[list[int]]) -> None:
 @given(ROWS)
 def test_a_span_sees_its_path(rows: list[list[int]]) -> None:
     """Spans are all nodes, one after the other. What a span's nodes see is above it, or in it and not behind."""
-    forest = plant(arrays(rows))
+    forest = forest_of(arrays(rows))
     found, wanted, place = [*spans(forest)], dense(forest.exit), 0
     assert len(found) <= len(rows)
     for start, end, above in found:
@@ -88,7 +88,7 @@ def test_each_token_is_read_once_at_the_one_before_it(rows: list[list[int]], dat
     rows = [row for row in rows if len(row) > 1]
     prompts = [data.draw(st.integers(1, len(row) - 1)) for row in rows]
     heats = [data.draw(st.sampled_from([0.5, 1.0])) for _ in rows]
-    forest = plant(arrays(rows))
+    forest = forest_of(arrays(rows))
     found, read = paths(forest), reading(forest, prompts, heats)
     told = [*zip((found[node] for node in read.nodes), read.labels.tolist(), read.heat.tolist(), strict=True)]
     assert len(told) == len(set(told))
@@ -106,8 +106,8 @@ def test_each_token_is_read_once_at_the_one_before_it(rows: list[list[int]], dat
 
 @given(ROWS, st.integers(1, 5))
 def test_blocks_are_those_of_the_dense_mask(rows: list[list[int]], size: int) -> None:
-    mask = dense(plant(arrays(rows)).exit)
-    some, every = blocks(plant(arrays(rows)).exit, size)
+    mask = dense(forest_of(arrays(rows)).exit)
+    some, every = blocks(forest_of(arrays(rows)).exit, size)
     count = -(-len(mask) // size)
     parts = [[mask[a * size : (a + 1) * size, b * size : (b + 1) * size] for b in range(count)] for a in range(count)]
     assert some.tolist() == [[bool(part.any()) for part in line] for line in parts]
@@ -163,7 +163,7 @@ def test_the_cheapest_cut_of_all(rows: list[list[int]], limit: int, price: Price
     assert sorted(order) == list(range(len(rows))) and all(parts) and all(map(fits, parts))
     for part in parts:
         some = [[values[place] for place in part] for values in (arrays(rows), prompts, heats)]
-        asked = len(reading(plant(some[0]), *some[1:]).nodes)
+        asked = len(reading(forest_of(some[0]), *some[1:]).nodes)
         assert asked <= asks(rows, prompts, heats, part) and (len(part) == 1 or asked <= limit)
     found = []
     for count in range(len(rows)):

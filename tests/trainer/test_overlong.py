@@ -13,7 +13,7 @@ from ajet_trainer.advantage import compared
 from ajet_trainer.batch import to_rows
 from ajet_trainer.overlong import Shaping, ends, punished
 from ajet_trainer.sampling import Rule, treat
-from ajet_trainer.turns import ByTurn, credit, plays
+from ajet_trainer.turns import ByTurn, credit, turn_sessions
 from tests.trainer.making import PROCESSED, batch, episode, sample
 from tests.trainer.test_turns import played
 
@@ -135,7 +135,7 @@ def test_by_turn_the_order_of_agents_calls_is_not_that_of_their_samples() -> Non
     how = ByTurn(scaled=False)
     for first in (long, replace(long, samples=long.samples[::-1])):
         admission = admit(batch("b", Group("t", (first, other))), Rule(shaping=SHAPING, by_turn=how))
-        (mine, _) = credit(plays(admission.groups[0])[0], how)
+        (mine, _) = credit(turn_sessions(admission.groups[0])[0], how)
         assert mine == {"a/0/c0": -0.25, "a/1/c0": 0.0}
 
 

@@ -23,7 +23,7 @@ from ajet_trainer.overlong import Shaping
 from ajet_trainer.running import FEW, HALF_LIFE, LEAST, MOST, Known, Lanes, of_step
 from ajet_trainer.sampling import Rule
 from ajet_trainer.trained_batches import TrainedBatches
-from ajet_trainer.turns import ByTurn, credit, plays, unjudged
+from ajet_trainer.turns import ByTurn, credit, turn_sessions, unjudged
 from tests.trainer.making import batch, duel, episode
 from tests.trainer.test_step import Setting
 from tests.trainer.test_turns import found, played
@@ -39,7 +39,7 @@ def single(name: str, reward: float, lane: str = "default") -> Group:
 def step(groups: Sequence[Group], lanes: Lanes, how: ByTurn = HOW) -> tuple[dict[str, float], Lanes]:
     """The advantage of each call of `groups`, and what is known of the lanes after the step."""
     told, after = of_step(groups, how, lanes)
-    sets = [(mine, credit(mine, told)) for group in groups for mine in plays(group)]
+    sets = [(mine, credit(mine, told)) for group in groups for mine in turn_sessions(group)]
     return {call: value for _, each in sets for calls in each for call, value in calls.items()}, after
 
 

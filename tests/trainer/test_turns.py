@@ -17,7 +17,17 @@ from ajet_sdk.sample import BatchEpisode, Group
 from ajet_trainer.admission import admit
 from ajet_trainer.batch import to_rows
 from ajet_trainer.sampling import Rule
-from ajet_trainer.turns import ByTurn, Play, Turn, credit, has_signal, plays, returns_to_go, spread, widened
+from ajet_trainer.turns import (
+    ByTurn,
+    TurnReward,
+    TurnSession,
+    credit,
+    has_signal,
+    returns_to_go,
+    spread,
+    turn_sessions,
+    widened,
+)
 from tests.trainer.making import batch, duel, episode, sample
 
 RAW = ByTurn(scaled=False)
@@ -57,7 +67,7 @@ def found(*episodes: BatchEpisode, how: ByTurn = RAW) -> list[list[float]]:
     """The advantages of the calls of each session, in the order in which they began, over all sets."""
     return [
         [calls[turn.call] for turn in play.turns]
-        for mine in plays(Group("t", tuple(map(widened, episodes))))
+        for mine in turn_sessions(Group("t", tuple(map(widened, episodes))))
         for play, calls in zip(mine, credit(mine, how), strict=True)
     ]
 
@@ -104,7 +114,7 @@ def test_a_state_is_named_by_a_reward_of_nothing() -> None:
     """And the last word on it counts."""
     one, other = played("a", [0], states=["x"], whole=1), played("b", [0], states=["y"])
     said = {"value": 0.0, "call": "b/0/c0", "state": "x"}
-    ((first, second),) = plays(Group("t", (one, replace(other, rewards=(*other.rewards, said)))))
+    ((first, second),) = turn_sessions(Group("t", (one, replace(other, rewards=(*other.rewards, said)))))
     assert (first.turns[0].state, second.turns[0].state) == ("x", "x")
 
 
@@ -136,7 +146,7 @@ def test_a_session_gets_what_the_proxy_says_it_got(
     spans = tuple((call, start, end) for call, (_, start, end) in zip(one.calls, one.spans, strict=True))
     given_so = tuple(reward.to_json() for reward in rewards)
     made = BatchEpisode("e", "t", "m", expected or 0.0, given_so, (replace(one, spans=spans),))
-    for mine in plays(Group("t", (made, made))):
+    for mine in turn_sessions(Group("t", (made, made))):
         assert [play.total for play in mine] == [expected] * 2
 
 
@@ -215,5 +225,6 @@ def test_a_signal_is_an_advantage_of_some_call() -> None:
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=7).filter(lambda values: len(values) > 1), st.integers(1, 3))
 def test_rounding_is_no_signal(values: list[float], turns: int) -> None:
     """Equal rewards leave nothing, whatever their sum rounds to."""
-    twins = [Play(values[0] / 3, (), f"e{n}", tuple(Turn(f"c{k}", v) for k, v in enumerate(values))) for n in range(3)]
+    got = tuple(TurnReward(f"c{k}", value) for k, value in enumerate(values))
+    twins = [TurnSession(values[0] / 3, (), f"e{n}", got) for n in range(3)]
     assert {value for calls in credit(twins * turns, ByTurn()) for value in calls.values()} == {0.0}

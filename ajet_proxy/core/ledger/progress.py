@@ -104,7 +104,7 @@ class OpenCounts:
     ignored: Counter[str] = field(default_factory=Counter)
     """Of some lanes, how many ready episodes are not counted until something is leased: a trainer wants more."""
     silent: set[str] = field(default_factory=set)
-    """The open episodes of which nothing was heard since a trainer has waited for them in vain."""
+    """The open episodes of which nothing was heard since a trainer has waited for them and got nothing."""
     playing: Counter[str] = field(default_factory=Counter, init=False)
     waiting: Counter[str] = field(default_factory=Counter, init=False)
     _open: Counter[GroupKey] = field(default_factory=Counter, init=False)

@@ -31,8 +31,8 @@ AT_ONCE = 8
 LOOK_S = 2.0
 """So often it is looked whether a lease has run out, or an engine is back. Each look may go through all that awaits."""
 RESTS = 20
-"""After a look in vain nobody looks for so many times as long as it took, but for those who have not for `LOOK_S`.
-While it goes through what awaits, no user is answered."""
+"""After a look that found nothing nobody looks for so many times as long as it took, but for those who have not for
+`LOOK_S`. While it goes through what awaits, no user is answered."""
 
 
 class Judgements:

@@ -23,7 +23,7 @@ from ajet_sdk.errors import BadRequest, NotReady
 from ajet_sdk.headers import HEADER_WIRE
 
 PAUSE = 4.0
-"""A lease that looked in vain looks again no sooner than after so many times as long: others need the processor too."""
+"""A lease that found nothing looks again no sooner than after so many times as long: others need the processor too."""
 
 
 async def lease(desk: Desk, http: web.Request, asked: Asked) -> web.Response:

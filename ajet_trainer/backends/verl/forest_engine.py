@@ -30,7 +30,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from ajet_trainer.backends.verl import VENDOR
 from ajet_trainer.backends.verl.forest_attention import SPANS, block_mask, spans_of
 from ajet_trainer.backends.verl.micro_batches import divided
-from ajet_trainer.forest import BLOCK, Ints, Prices, cut, plant, prices, reading
+from ajet_trainer.forest import BLOCK, Ints, Prices, cut, forest_of, prices, reading
 
 FIGURES = ("calculate_entropy", "calculate_sum_pi_squared")
 """Outputs that verl may ask for besides logprobs."""
@@ -76,7 +76,7 @@ class ForestRows:
         return loss, output
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
-        forest, warmth = plant(rows_of(micro_batch)), micro_batch["temperature"]
+        forest, warmth = forest_of(rows_of(micro_batch)), micro_batch["temperature"]
         device, nodes = micro_batch["input_ids"].device, len(forest.ids)
         padding = 0 if self._by_spans else -nodes % BLOCK
         read = reading(forest, prompts_of(micro_batch), heats_of(micro_batch))

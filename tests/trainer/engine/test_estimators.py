@@ -24,7 +24,7 @@ from ajet_trainer.backends.verl import settings, trainer
 from ajet_trainer.backends.verl.estimators import BY_CALL, GROUPED
 from ajet_trainer.batch import Row, to_row, to_rows
 from ajet_trainer.config import Config
-from ajet_trainer.turns import ByTurn, Play, Turn, credit
+from ajet_trainer.turns import ByTurn, TurnReward, TurnSession, credit
 from tests.trainer.engine.test_gradient import conversation, unmerged
 
 
@@ -107,7 +107,7 @@ def group(split: bool) -> list[Row]:
         talks = [conversation(10 * g + s, turns=3) for s in range(4)]
         rewards = [pick.random() for _ in talks]
         calls = credit([
-            Play(reward, (talk,), talk.sample, tuple(Turn(call, turns.random()) for call in talk.calls))
+            TurnSession(reward, (talk,), talk.sample, tuple(TurnReward(call, turns.random()) for call in talk.calls))
             for talk, reward in zip(talks, rewards, strict=True)
         ], ByTurn())  # fmt: skip
         for s, (talk, reward) in enumerate(zip(talks, rewards, strict=True)):

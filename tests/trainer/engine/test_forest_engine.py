@@ -20,7 +20,7 @@ from verl.workers.config import PolicyLossConfig
 from ajet_trainer.backends.verl.forest_attention import PIECE, block_mask, by_spans, spans_of
 from ajet_trainer.backends.verl.refused import LOSSES
 from ajet_trainer.batch import Row
-from ajet_trainer.forest import mask_mod, plant
+from ajet_trainer.forest import forest_of, mask_mod
 from tests.kit.forests import dense
 from tests.kit.learner import forest_worker, old_logprobs, training_worker
 from tests.trainer.engine.test_gradient import (
@@ -111,7 +111,7 @@ def test_logprobs_are_those_of_flat_rows(both: Pair, seed: int) -> None:
     flat, forest, seen = both
     rows = grown(seed, 12)
     one, other = old_logprobs(flat, rows), old_logprobs(forest, rows)
-    nodes = len(plant([np.concatenate((row.prompt, row.response)) for row in rows]).ids)
+    nodes = len(forest_of([np.concatenate((row.prompt, row.response)) for row in rows]).ids)
     assert sum(seen.since()) == nodes, "cut, if at all, where nothing is shared"
     for row, expected, found in zip(rows, one, other, strict=True):
         assert len(found) == len(row.response)
@@ -124,7 +124,7 @@ def test_rows_have_their_own_temperatures(both: Pair) -> None:
     one, other = old_logprobs(flat, rows), old_logprobs(forest, rows)
     for expected, found in zip(one, other, strict=True):
         np.testing.assert_allclose(found, expected, atol=LIMIT)
-    assert seen.since() == [len(plant([np.concatenate((row.prompt, row.response)) for row in rows]).ids)]
+    assert seen.since() == [len(forest_of([np.concatenate((row.prompt, row.response)) for row in rows]).ids)]
     warm = [replace(row, temperature=0.7) for row in rows]
     for expected, found in zip(old_logprobs(flat, warm), old_logprobs(forest, warm), strict=True):
         np.testing.assert_allclose(found, expected, atol=LIMIT)
@@ -273,7 +273,7 @@ def test_attention_by_spans_is_that_of_the_whole_mask(heads: int, kind: str) -> 
     long, pick = [*range(2 * PIECE + 9)], np.random.default_rng(1)
     tree = [long, [*long[:300], 7, *long], [*long[:300], 7, 7], [5, *long[:PIECE]], long[:20]]
     others = [np.concatenate((row.prompt, row.response)) for row in grown(8, 30, length=90)]
-    forest, number = plant([*map(np.array, tree), *others]), getattr(torch, kind)
+    forest, number = forest_of([*map(np.array, tree), *others]), getattr(torch, kind)
     torch.manual_seed(0)
     shapes = [(1, count, len(forest.ids), 16) for count in (4, heads, heads)]
     query, key, value = (torch.randn(shape).to(number).requires_grad_() for shape in shapes)
@@ -295,7 +295,7 @@ def test_attention_by_spans_is_that_of_the_whole_mask(heads: int, kind: str) -> 
 )
 def test_no_copy_of_a_long_path_is_kept(prompt: int, branch: int, far: int) -> None:
     """Backward keeps a few times the forest's tokens, not those of all paths."""
-    forest = plant([np.array([*range(prompt), 1000 + number, *range(branch - 1)]) for number in range(40)])
+    forest = forest_of([np.array([*range(prompt), 1000 + number, *range(branch - 1)]) for number in range(40)])
     nodes, kept = len(forest.ids), {}
     query, key, value = (torch.randn(1, 2, nodes, 16).requires_grad_() for _ in range(3))
 
@@ -313,7 +313,7 @@ def test_no_copy_of_a_long_path_is_kept(prompt: int, branch: int, far: int) -> N
 
 def test_flex_attention_has_the_same_mask() -> None:
     rows = [np.concatenate((row.prompt, row.response)) for row in grown(8, 60, length=120)]
-    exit_ = plant(rows).exit
+    exit_ = forest_of(rows).exit
     assert len(exit_) > 500
     exit_ = np.concatenate((exit_, np.arange(len(exit_), len(exit_) + -len(exit_) % 128) + 1))
     size = len(exit_)

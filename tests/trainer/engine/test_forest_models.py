@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ajet_trainer.backends.verl.forest_attention import SPANS, spans_of
 from ajet_trainer.backends.verl.forest_refused import misfits
-from ajet_trainer.forest import plant
+from ajet_trainer.forest import forest_of
 from tests.kit.families import SMALL, within
 from tests.kit.forests import dense
 
@@ -37,7 +37,7 @@ def apart(made: Any, config: Any) -> float | None:
     base = pick.integers(3, 300, 20)
     shapes = ((20, 5), (20, 9), (10, 12), (20, 0), (0, 15))
     rows = [np.concatenate([base[:length], pick.integers(3, 300, more)]) for length, more in shapes]
-    forest, furthest = plant(rows), 0.0
+    forest, furthest = forest_of(rows), 0.0
     config._attn_implementation = "sdpa"
     torch.manual_seed(0)
     try:
