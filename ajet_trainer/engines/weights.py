@@ -29,7 +29,8 @@ def dead_engine(urls: Sequence[str]) -> str | None:
     """
     for url in urls:
         try:
-            answer = httpx.get(f"{url}/health", timeout=LOOK_S, trust_env=False)
+            with asking(url, LOOK_S) as engine:
+                answer = engine.get("/health", timeout=LOOK_S)
         except httpx.TimeoutException:
             continue
         except httpx.TransportError as error:

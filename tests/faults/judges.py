@@ -120,7 +120,7 @@ class Users:
 
     async def chat(self, chats: int) -> None:
         numbers = iter(range(chats))
-        async with httpx.AsyncClient(timeout=30.0, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=30.0, trust_env=False, verify=False) as client:
 
             async def user() -> None:
                 for number in numbers:

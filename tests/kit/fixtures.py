@@ -70,5 +70,5 @@ async def client(request: pytest.FixtureRequest, tmp_path: Path, stub: EngineStu
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=300, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=300, trust_env=False, verify=False) as client:
         yield client

@@ -110,15 +110,12 @@ def takes_the_weights(folder: Path, model: Path, port: int) -> None:
     do at both temperatures at which the players sample, and each is a row of its own. Without overlap all is on-policy:
     a whole call, too, is as likely for the trainer as it was for the engine."""
     verl = FLOAT32 | {RATE: 5e-3, "algorithm.rollout_correction.rollout_is": "sequence"}
-    with (
-        run(folder, model, port, verl, total_steps=STEPS) as (proxy, trainer),
-        trainer,
-        Players(proxy.url, model="tiny", group_size=SIZE, parallel=GROUPS * SIZE, temperatures=(1.0, 0.5)),
-    ):
-        trainer.until(lambda: bool(trainer.metrics()))
+    with run(folder, model, port, verl, total_steps=STEPS) as (proxy, trainer), trainer:
+        trainer.until(lambda: trainer.phase() == "waiting for episodes")
         below = trainer.below()
         assert not any("EngineCore" in " ".join(process.cmdline()) for process in below)
-        metrics = trainer.finish()
+        with Players(proxy.url, model="tiny", group_size=SIZE, parallel=GROUPS * SIZE, temperatures=(1.0, 0.5)):
+            metrics = trainer.finish()
     assert [line["policy_version"] for line in metrics] == list(range(1, STEPS + 1))
     assert all(line["min_policy_version"] >= line["step"] - 1 for line in metrics)
     assert all(line["staleness_max"] == 0 for line in metrics)

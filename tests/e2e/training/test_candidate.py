@@ -54,8 +54,10 @@ def test_one_candidate_is_promoted_and_a_bad_one_is_not(tmp_path: Path) -> None:
         start = said(engine, "tiny")
         playing = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            with trainer, Players(proxy.url, model="policy", group_size=SIZE, parallel=SIZE):
-                journey(trainer, proxy, engine, start)
+            with trainer:
+                trainer.until(lambda: trainer.phase() == "waiting for episodes")
+                with Players(proxy.url, model="policy", group_size=SIZE, parallel=SIZE):
+                    journey(trainer, proxy, engine, start)
         finally:
             playing.send_signal(signal.SIGINT)
             playing.wait(300)
