@@ -152,7 +152,7 @@ class Place:
         try:
             yield
         finally:
-            playing.send_signal(signal.SIGINT)
+            playing.terminate()  # an interrupt is ignored by whom a shell has put into the background
             playing.wait(300)
 
     @contextmanager
