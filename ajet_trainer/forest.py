@@ -11,9 +11,7 @@ Sorted rows are a trie already: of each, the part that it shares with the one be
 larger than a limit, `cut` says which rows go together, so that the whole costs the least.
 
 The tree of a frame (`ajet_sdk.tree`) is that of all samples of a group, as bytes. This one is made for each
-micro-batch, of rows, and has what a model needs.
-
-Next: ajet_trainer/backends/verl/forest_engine.py
+micro-batch, of rows, and has what a model needs (`ajet_trainer.backends.verl.forest_engine`).
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ What passes through uncaptured is no event; it takes from the same buckets by `p
 
 Invariant: `check` changes nothing; `spend` counts what it let pass. Tenants without a quota cost nothing. Quotas refuse
 only new work: what is under way is rewarded, sealed and trained.
-
-Next: ajet_proxy/io/storage/limits.py
 """
 
 from __future__ import annotations
