@@ -1,7 +1,7 @@
 # make setup       builds .venv and .venv-engine (the other targets do it too, once)
 # make quickstart  trains a real language model from an unmodified agent, on this machine
 # make proof       repeats the quick start with several seeds (SEEDS=5) and against a control that does not learn
-# make tutorials   runs the seven tutorials of docs/start on real vLLM and verl, into runs/tutorials (NAMES="math live": these)
+# make tutorials   runs the nine tutorials of docs/start on real vLLM and verl, into runs/tutorials (NAMES="math live": these)
 # make pictures    the owner's page as the README shows it, from the newest run in runs/ (RUN=DIR: another; needs Chromium)
 # make test        lint, types, and all tests in both environments but those of the next two
 # make check       lint, types, and the tests of the core, the SDK and the pages: the edit loop
