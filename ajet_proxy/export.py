@@ -119,7 +119,7 @@ def _of(episode: Episode | None) -> tuple[Sample, ...]:
 
 
 def _said(episode: Episode, sample: Sample) -> list[dict[str, Any]]:
-    """What users said of a sample's calls, and of its whole episode."""
+    """The words of users on a sample's calls, and on its whole episode."""
     return [one.to_json() for about, one in episode.feedback.items() if about in ("", *sample.calls)]
 
 

@@ -1,4 +1,4 @@
-"""What a doctor finds, each finding with what to do about it.
+"""The findings of a doctor, each with what to do about it.
 
 A warning is something that works but will surprise; a fault is something that does not work.
 """

@@ -47,7 +47,8 @@ LEASE_UNITS = ("groups", "episodes")
 DEFAULT_LANE = "default"
 """The lane of tasks that name none."""
 SENT_BADLY = (400, 411, 413, 414, 415, 422, 431)
-"""What an engine answers to a request that is wrong by itself. With any other error status it is the engine that is."""
+"""The statuses that an engine answers to a request that is wrong by itself. With any other error status it is the
+engine that is."""
 ABORT_CAUSES = ("agent", "infra")
 """Whose failure it was that an episode is given up: the agent's own, or the world's."""
 TRAINER_SAYS = ("comes", "beats", "begins", "leaves")

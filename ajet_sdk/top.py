@@ -39,7 +39,7 @@ JUDGED = {
     "awaiting": "awaiting", "judged": "judged", "rewarded": "rewarded without", "not_judged": "not judged",
     "withdrawn": "withdrawn", "lost": "lost",
 }
-"""What becomes of what is to be judged, in words."""
+"""Words for what becomes of what is to be judged."""
 Lines = list[tuple[str, str]]
 """Each with its style."""
 Drawing = Callable[[int, int], Lines]
@@ -130,7 +130,7 @@ def _top(status: Mapping[str, Any], rates: Rates | None) -> Lines:
 
 
 def _traffic(traffic: Mapping[str, Any]) -> Lines:
-    """What is to be judged and what became of it, if there is any; and how good held-out chats were."""
+    """Lines on what is to be judged and what became of it, if there is any; and on how good held-out chats were."""
     if not traffic.get("sealed"):
         return []
     line = ", ".join(f"{traffic[name]} {said}" for name, said in JUDGED.items() if traffic.get(name))

@@ -43,7 +43,7 @@ class Candidate:
         self._played: Sequence[Played] = ()
         """The candidate's evaluation, by which the next one is compared if it is promoted."""
         self.figures: dict[str, Any] = {}
-        """What `metrics.jsonl` says of the latest verdict."""
+        """The figures of the latest verdict in `metrics.jsonl`."""
 
     def verdict(self, served: int) -> Verdict | None:
         """The verdict on the learner's weights beside those of version `served`. None if a stop came first."""
@@ -79,7 +79,7 @@ class Candidate:
         put(self._path, json.dumps(self._of(version) | {"played": played}) + "\n")
 
     def _of(self, version: int) -> dict[str, Any]:
-        """What an evaluation must be of to count as that of `version`, when it serves."""
+        """The fields that an evaluation must have to count as that of `version`, when it serves."""
         return {"version": version, "model": self._config.model, "eval_episodes": self._config.eval_episodes}
 
     def _announce(self) -> None:

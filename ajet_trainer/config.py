@@ -34,7 +34,7 @@ from ajet_trainer.mix import Mixture, read_mix
 NAME = "policy"
 """The `model_name` of a configuration that sets none."""
 ADAPTER = ("lora_rank", "lora.rank", "lora_adapter_path")
-"""How verl's keys end that have an adapter trained."""
+"""The ends of verl's keys that have an adapter trained."""
 DEVICE = "trainer.device"
 """verl's key for what it trains on."""
 GPUS, NODES = "trainer.n_gpus_per_node", "trainer.nnodes"

@@ -67,7 +67,7 @@ def header(path: Path) -> dict[str, Any] | None:
 
 
 def _versions() -> Iterator[Finding]:
-    """What the extra `trainer` asks for, against what is installed."""
+    """Compares what the extra `trainer` asks for with what is installed."""
     from packaging.requirements import Requirement
 
     wrong = []

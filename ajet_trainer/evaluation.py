@@ -16,11 +16,11 @@ from ajet_trainer.link import Link
 from ajet_trainer.promotion import Played
 
 LOOK_S = 2.0
-"""How long a stop signal may go unnoticed, as while a trainer waits for a batch."""
+"""Seconds for which a stop signal may go unnoticed, as while a trainer waits for a batch."""
 EVAL_WAIT_S = 1800.0
-"""How long an evaluation is waited for."""
+"""Seconds for which an evaluation is waited for."""
 EVAL_QUIET_S = 60.0
-"""How long anyone may take to open the first of its episodes."""
+"""Seconds that anyone may take to open the first of its episodes."""
 NOBODY = (
     "nobody plays evaluations, so training continues without: run "
     "`ajet run --eval --wanted --task … -- PROGRAM` next to the agents"
@@ -62,7 +62,7 @@ class Evaluation:
 
     @property
     def played(self) -> Sequence[Played]:
-        """What was played, in the order of its places."""
+        """The episodes that were played, in the order of their places."""
         found: Sequence[Played] = self._told["played"]
         return found
 

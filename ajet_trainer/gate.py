@@ -31,7 +31,7 @@ class Gate:
         self.served = self._announced = learner.version
         self.closed = False
         self._frozen: Sequence[str] = ()
-        """What is wrong with engines that did not go on when it was opened."""
+        """The faults of engines that did not go on when it was opened."""
 
     def close(self) -> None:
         """No call is in flight and none starts until `open`."""

@@ -299,7 +299,7 @@ class Link:
 
 
 def _glance(link: Link, path: str = "/status") -> dict[str, Any]:
-    """What the proxy tells at `path`, asked once; empty without an answer. No figure is worth a wait, nor the end of a
+    """The answer of the proxy at `path`, asked once; empty without one. No figure is worth a wait, nor the end of a
     run."""
     once, found = link.within(0.0, BUSY_ANSWER_S), dict[str, Any]()
     with suppress(AjetError):

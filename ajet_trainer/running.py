@@ -36,8 +36,8 @@ MOST = 4.0
 
 
 class Known(NamedTuple):
-    """What is known of a lane: the number of its calls, the sum of their weights, and of their returns the weighted
-    mean and the weighted sum of squares about it."""
+    """The figures of a lane: the number of its calls, the sum of their weights, and of their returns the weighted mean
+    and the weighted sum of squares about it."""
 
     calls: int = 0
     weight: float = 0.0
@@ -45,7 +45,7 @@ class Known(NamedTuple):
     squares: float = 0.0
 
     def after(self, returns: Iterable[float]) -> Known:
-        """What is known after calls with these `returns`."""
+        """The figures after calls with these `returns`."""
         calls, weight, mean, squares = self
         for value in returns:
             off = value - mean
@@ -57,7 +57,7 @@ class Known(NamedTuple):
 
 
 Lanes = Mapping[str, Known]
-"""What is known of each lane."""
+"""The figures of each lane."""
 
 
 Return = tuple[str, str, float]

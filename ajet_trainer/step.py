@@ -243,7 +243,7 @@ class Run:
         raise NotPromoted(verdict.why)
 
     def meanwhile(self) -> None:
-        """What is done while an evaluation is played, behind the open gate."""
+        """Does what is to be done while an evaluation is played, behind the open gate."""
         self.gate.open_if_unknown()
         self.acknowledge()
         self.learner.check()

@@ -15,7 +15,7 @@ from ajet_sdk.tree import WIDTH as WIDTH
 from ajet_sdk.tree import common_prefix as common_prefix
 
 NOT_SO = (ValidationError, UnicodeEncodeError)
-"""What msgspec's `convert` raises for a value of another type; the second for half a surrogate pair."""
+"""Errors that msgspec's `convert` raises for a value of another type; the second for half a surrogate pair."""
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 _TokenIds = list[TokenId]
 

@@ -37,7 +37,7 @@ Episode = Mapping[str, Any]
 Verdicts = Mapping[str | None, Verdict]
 """By call; of the episode under None."""
 LEASE_S = 600.0
-"""What is judged by then is posted; else somebody else may judge it."""
+"""Seconds of a lease. What is judged by then is posted; else somebody else may judge it."""
 ASK_S = 120.0
 """For a model to answer."""
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 1.0, 60.0
@@ -55,7 +55,7 @@ class Away(Failed):
 
 
 class Rest:
-    """What waits for something, and may be cut off when all is to end: it holds nothing that could be finished."""
+    """Waits that may be cut off when all is to end: what waits holds nothing that could be finished."""
 
     def __init__(self) -> None:
         self.ending = False
@@ -244,7 +244,7 @@ class Model:
 
 
 def read(reply: Reply) -> tuple[Any, int]:
-    """What a model answers, and the tokens of it: one for four bytes where it does not tell, or what cannot be."""
+    """The answer of a model, and the tokens of it: one for four bytes where it does not tell, or what cannot be."""
     said, used = None, len(reply.content) // 4
     with suppress(ValueError, KeyError, IndexError, TypeError, RecursionError, OverflowError):
         found = json.loads(reply.content)
@@ -255,8 +255,8 @@ def read(reply: Reply) -> tuple[Any, int]:
 
 
 async def called(function: Callable[[Any], Any], argument: Any) -> Any:
-    """What a function of the user returns, in a thread of its own; `Failed` if it raises, or ends its thread. It may
-    change its `argument`, which is a copy."""
+    """The result of a function of the user, which is called in a thread of its own; `Failed` if it raises, or ends its
+    thread. It may change its `argument`, which is a copy."""
     hands = ThreadHands()
     try:
         found, error = await hands.play(lambda: function(copy.deepcopy(argument)))

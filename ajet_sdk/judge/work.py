@@ -26,7 +26,7 @@ from ajet_sdk.routes import Judgement, LeaseJudgements
 WAIT_S = 20.0
 """A lease waits so long for something to judge."""
 TRIES = 2
-"""What could not be judged so often is not judged here again."""
+"""The most attempts at a judgement. What could not be judged so often is not judged here again."""
 MOST_FAILED = 10_000
 DAY_S = 86400
 LENGTHS = 1000
@@ -35,8 +35,8 @@ LENGTHS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to judge. ``redact`` is a function of an episode that returns it without what nobody may see, or None to
-    withdraw it. A user's thumb counts with ``feedback_weight`` beside the judge."""
+    """The options of a judge. ``redact`` is a function of an episode that returns it without what nobody may see, or
+    None to withdraw it. A user's thumb counts with ``feedback_weight`` beside the judge."""
 
     name: str = "judge"
     lane: str | None = None
@@ -60,7 +60,7 @@ class Work:
         self._rest, self._spent = rest, False
         self._failed, self._in_hand = Counter[str](), set[str]()
         self._ended: list[set[str]] = []
-        """What was judged here while a worker asked for more, for each that does."""
+        """The episodes that were judged here while a worker asked for more, for each that does."""
         self._probes, self._seen = Probes(), 0
         self._other: Mapping[str, Any] | None = None
         self._values = deque[tuple[float, int]](maxlen=LENGTHS)
@@ -226,8 +226,8 @@ class Work:
             )
 
     async def check(self, gold: Sequence[Mapping[str, Any]]) -> str:
-        """How the judge agrees with labelled answers, in a line. It judges them one after the other, as the budget
-        allows."""
+        """The agreement of the judge with labelled answers, in a line. It judges them one after the other, as the
+        budget allows."""
         pairs = []
         for line in gold:
             call = {"call": "gold", "before": line["question"], "answer": line["answer"], "next": line.get("next", "")}

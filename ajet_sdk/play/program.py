@@ -188,7 +188,7 @@ class ProgramAgent:
         self._others: set[str | None] = set()
         """The revisions that were found in place of those looked for, since the last one that was as it should be."""
         self._fault: Exception | None = None
-        """What a callback has raised as the programs were watched."""
+        """The error that a callback has raised as the programs were watched."""
         self._lock = threading.Lock()
         self._running: dict[str, _Running] = {}
         self._stopped = threading.Event()

@@ -113,8 +113,8 @@ class RunResults(tuple[RunResult, ...]):
 
     @property
     def without_signal(self) -> str | None:
-        """How every task with several rewards fared, if the rewards of each are all equal; None if they are not, or if
-        some are of calls, agents or models, which are compared apart."""
+        """Says how every task with several rewards fared, if the rewards of each are all equal; None if they are not,
+        or if some are of calls, agents or models, which are compared apart."""
         if any(item.scoped for item in self):
             return None
         tasks: dict[str, list[float]] = {}

@@ -163,9 +163,9 @@ class WantedRollouts(Source):
 
 
 class Room:
-    """How many episodes of a run the world has room for, as far as it has said that it is full (`Busy`): as many as
-    played when it was full. From then on another one begins when one of them ends. Now and then one more finds out if
-    there is room by now, after pauses that grow.
+    """The number of episodes of a run that the world has room for, as far as it has said that it is full (`Busy`): as
+    many as played when it was full. From then on another one begins when one of them ends. Now and then one more finds
+    out if there is room by now, after pauses that grow.
 
     It counts what is `playing`. Once the world has been full for too long, `over` says so.
     """

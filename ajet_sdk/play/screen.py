@@ -62,7 +62,7 @@ class Screen:
             say(f"the revision is that of {self._file}")
 
     def _known(self) -> Progress:
-        """How far the play is; until its end, and if it was interrupted, what was kept is all that is known."""
+        """The progress of the play. Until its end, and if it was interrupted, what was kept is all that is known."""
         assert self._before is not None
         return self._now or replace(self._before, done=self._before.done + self._kept)
 

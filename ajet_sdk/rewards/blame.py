@@ -94,7 +94,7 @@ def world_is_full(error: BaseException | None) -> bool:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """What caused `error`, or is in it."""
+    """The exceptions that caused `error`, or are in it."""
     inside = [found for name in ("args", "exceptions") if isinstance(found := _read(error, name), (list, tuple))]
     causes = (_read(error, "__cause__"), _read(error, "reason"), *chain(*inside))
     return [one for one in causes if isinstance(one, BaseException)]

@@ -1,4 +1,4 @@
-"""What a model that judges is shown, what counts as its verdict, and what becomes of its votes.
+"""The question to a model that judges, what counts as its verdict, and what becomes of its votes.
 
 Idea: texts of users and of the policy are data. They stand as JSON between two lines with a word that nobody could
 guess, and no marker of a chat template is left whole in them. What stands outside is ours, and the rubric's.
@@ -45,7 +45,7 @@ Answer with a JSON object alone: for each of {labels} a number from -1 (worst) t
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one answer earns, with its note; `value` is None where the judge abstains."""
+    """The value that one answer earns, with its note; `value` is None where the judge abstains."""
 
     value: float | None
     note: str
@@ -180,7 +180,7 @@ class Budget:
         self.owed += tokens
 
     def pay(self) -> int:
-        """What is owed, as far as it can be said at once, which is said to the proxy now."""
+        """The tokens that are owed, as many as can be said at once. They are said to the proxy now."""
         said = min(self.owed, MAX_SPENT)
         self.owed -= said
         return said
@@ -194,8 +194,8 @@ class Budget:
 
 
 def agreement(pairs: Sequence[tuple[float, float]]) -> tuple[float, int]:
-    """How often a judge orders two answers as the one who labelled them did, and of how many such pairs. `pairs` have
-    the label and the verdict of each answer; what the judge does not tell apart counts as half."""
+    """The share of pairs of answers that a judge orders as the one who labelled them did, and the number of such pairs.
+    `pairs` have the label and the verdict of each answer; what the judge does not tell apart counts as half."""
     ordered = [(one, two) for one, two in combinations(pairs, 2) if one[0] != two[0]]
     agreed = sum(0.5 if one[1] == two[1] else (one[0] < two[0]) == (one[1] < two[1]) for one, two in ordered)
     return (agreed / len(ordered) if ordered else 0.0), len(ordered)

@@ -30,7 +30,8 @@ from ajet_sdk.errors import Forbidden, Unauthorized
 
 Scope = Literal["agent", "trainer", "admin", "operator", "judge"]
 _SIGNED = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}+(?=(\.[A-Za-z0-9_-]{{43}})?)")
-"""What may be a payload, as far as it goes, and perhaps a signature: a hostile text costs no more than its length."""
+"""Text that may be a payload, as far as it goes, and perhaps a signature: a hostile text costs no more than its
+length."""
 KEY_ID = re.compile(r"[0-9a-f]{16}")
 """The form of a `key_id`."""
 NO_KEY = "no API key: send one as 'Authorization: Bearer KEY' (ajet: set AJET_API_KEY; ajet-trainer: its `key`)"

@@ -52,7 +52,7 @@ class Client:
     discarded: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     revisions: dict[str, int] = field(default_factory=dict)
-    """How many episodes it opened under each, the latest last."""
+    """The number of episodes that it opened under each, the latest last."""
     rewarded: int = 0
     reward_sum: float = 0.0
     played: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_EPISODES))

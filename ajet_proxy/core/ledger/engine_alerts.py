@@ -23,7 +23,7 @@ class EngineAlerts:
         self.trusted: set[str] = set()
         self._alerts = alerts
         self._failures: dict[str, int] = {}
-        """How many calls in a row an engine's route has not told, from `TRUST` below 0 where it once has."""
+        """The number of calls in a row that an engine's route has not told, from `TRUST` below 0 where it once has."""
 
     def whole(self, engine: str) -> None:
         """A call that `engine` answered is whole. `engine` is the address of its route."""

@@ -59,7 +59,7 @@ INSTEAD = {
     "call": "; open another, and give a final reward only after its last call",
     "reward": "; give or correct rewards before an episode is leased or discarded",
 }
-"""What to do instead of what comes too late."""
+"""Advice on what to do instead of what comes too late."""
 
 
 def takes(command: str, episode: Episode) -> bool:
@@ -113,7 +113,7 @@ class Shares:
     taken: set[str] = field(default_factory=set)
     """The models whose trainer has had their share, and has not said that it trained nothing of it."""
     learned: dict[str, int | str] = field(default_factory=dict)
-    """What came of a model's share: the policy version that learned from it, or why none does."""
+    """The outcome of a model's share: the policy version that learned from it, or why none does."""
 
     def share_among(self, models: Collection[str], others: Mapping[str, str]) -> None:
         """Each of `models` has a share, which is ready. `others` learn nothing, each for a reason."""
@@ -169,9 +169,9 @@ class Episode:
     may_train: tuple[str, ...] = ()
     """The models that it may train, as far as that is known while it is open."""
     number: int = 0
-    """How many others were opened before it."""
+    """The number of others that were opened before it."""
     late: bool = False
-    """Whether its group waits for it no longer, though it is still open or sealed."""
+    """True if its group waits for it no longer, though it is still open or sealed."""
     reward_number: int | None = None
     """Its number among the rewarded ones, once it is settled and rewarded."""
     judgement: EpisodeJudged | None = None
@@ -373,7 +373,7 @@ def to_judge(episode: Episode) -> Iterator[Turn]:
 
 
 def judging(episode: Episode) -> str | None:
-    """What became of an episode to be judged once it was sealed; None before, and of any other."""
+    """Tell what became of an episode to be judged once it was sealed; None before, and of any other."""
     if episode.sealed_at is None or not episode.opening.judged:
         return None
     if episode.state == "sealed":

@@ -49,7 +49,7 @@ class Episodes(dict[str, Episode]):
         self.archive = archive
         self.unsettled: dict[str, Episode] = {}  # open, or sealed with calls in flight
         self.open_of: Counter[str] = Counter()
-        """How many each tenant has open."""
+        """The number that each tenant has open."""
         self.awaiting: dict[str, None] = {}
         """Sealed episodes that await a judgement, in the order in which they began to."""
         self.judgeable = 0
@@ -61,7 +61,7 @@ class Episodes(dict[str, Episode]):
         """Those that ended, in that order, and the size of their text."""
         self.leaving: dict[str, Episode] = {}
         self.archived: Counter[str] = Counter()
-        """How many were archived in each state."""
+        """The number that was archived in each state."""
         self.by_call: dict[str, str] = {}
         self.by_response: dict[str, set[str]] = {}
         """The complete calls that are parts of an answer, by its id."""

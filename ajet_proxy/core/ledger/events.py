@@ -123,7 +123,7 @@ class CallStarted(EpisodeEvent, frozen=True):
     route: str = ""
     retries: int = 0
     said: str = ""
-    """What the request says (`core.ledger.attempts`)."""
+    """A key of what the request says (`core.ledger.attempts`)."""
 
 
 class CallFinished(EpisodeEvent, frozen=True):
@@ -182,7 +182,7 @@ class RewardGiven(EpisodeEvent, frozen=True):
 
 
 class FeedbackGiven(EpisodeEvent, frozen=True):
-    """What a user says of a call, or of the whole episode. It takes the place of what was said of that before."""
+    """A user's word on a call, or on the whole episode. It takes the place of what was said of that before."""
 
     call: str | None
     value: float | None = None

@@ -54,7 +54,7 @@ class Gates:
         self.stopped_s = 0.0
         """For how long the proxy has not run."""
         self.running: Counter[str] = Counter()
-        """How many calls of each model are in flight, if any are."""
+        """The number of calls of each model that are in flight, if any are."""
 
     def of(self, model: str) -> Gate:
         """The gate that holds requests for `model`."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from ajet_proxy.core.ledger.progress import GroupKey
 
 OPEN, LATE, READY = "open", "late", "ready"
-"""What a member of a group is: it is played, it is played and waited for no longer, or it can be leased."""
+"""The states of a member of a group: it is played, it is played and waited for no longer, or it can be leased."""
 Share = tuple[str, str]
 """Model and episode."""
 

@@ -39,7 +39,7 @@ from ajet_sdk.routes import Feedback, Judgement, LeaseJudgements, OpenEpisode
 MOST_CALLS, MOST_AGE_S = 32, 3600.0
 """Traffic whose name outlives it is sealed after so many calls, or so long, and is trained while it is fresh."""
 MOST_WAIT_S = 86400.0
-"""What nobody has judged so long after the seal is discarded."""
+"""Seconds after the seal. An episode that nobody has judged by then is discarded."""
 SILENCE_S = 1200.0
 """A judge that lets something wait for so long is missed."""
 GATHERS_S = 10.0
@@ -71,7 +71,7 @@ class JudgingCommands:
     # -- users
 
     def opens(self, body: OpenEpisode, name: str, *, judged: bool) -> OpenEpisode:
-        """How users' traffic is opened whose first part is called `name`. If it is `judged`, shares of all names still
+        """The opening of users' traffic whose first part is called `name`. If it is `judged`, shares of all names still
         are not, or are judged and recorded."""
         settings = self.state.settings
         return replace(
@@ -113,8 +113,9 @@ class JudgingCommands:
     def waiting(
         self, body: LeaseJudgements, lanes: Collection[str] | None, at: float
     ) -> Iterator[tuple[Episode, ...]]:
-        """What nobody is judging now, of these `lanes` (None: of any): what users have said something of comes first,
-        then the newest. A group is all of its key, once it is whole. No more is looked at than is asked for."""
+        """Episodes that nobody is judging now, of these `lanes` (None: of any): those that users have said something of
+        come first, then the newest. A group is all of its key, once it is whole. No more is looked at than is asked
+        for."""
         newest = [*self.state.episodes.awaited()][::-1]
         ordered = chain((one for one in newest if one.feedback), (one for one in newest if not one.feedback))
         fits = (
@@ -189,7 +190,7 @@ class JudgingCommands:
     # -- views
 
     def status(self, at: float) -> dict[str, Any]:
-        """How what is to be judged stands."""
+        """The figures of what is to be judged."""
         tallies, episodes = self.state.tallies, self.state.episodes
         oldest = next((at - (one.sealed_at or at) for one in episodes.awaited()), 0.0)
         counts = {name: tallies.judging[name] for name in COUNTED}
@@ -229,7 +230,7 @@ def answers(episode: Episode, policy: Policy) -> Callable[[], list[Answered]]:
 
 
 def _answers(turns: Sequence[Turn], merged: Callable[[], Sequence[Timeline]]) -> list[Answered]:
-    """What there is to see of `turns`, in the order in which they began."""
+    """The calls of `turns` as a judge sees them, in the order in which they began."""
     wanted, timelines = {turn.call for turn in turns}, merged()
     found, asked, prompts = dict[str, Answered](), dict[bytes, float](), dict[str, bytes]()
     for timeline in timelines:

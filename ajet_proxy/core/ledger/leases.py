@@ -57,7 +57,7 @@ _EPISODE, _REWARD, _SAMPLE, _TURN, _SPAN = 434, 121, 357, 55, 20
 group's, are counted with each episode. A sample has a run of the tree. A turn has two runs of its mask, and each
 version that sampled it a span."""
 _VALUE = 3
-"""What a value takes in a frame, as a multiple of its JSON, at most: 0.5 and its comma take nine bytes there."""
+"""The most that a value takes in a frame, as a multiple of its JSON: 0.5 and its comma take nine bytes there."""
 _CHARACTER = 4
 """Of UTF-8, at most."""
 

@@ -25,7 +25,7 @@ OTHER_RUN = "another run of the model has sampled some of it"
 STALE, NO_SIGNAL = "stale", "no_signal: all rewards of its group are equal"
 """Why a ready episode is discarded with which the others of its group are compared all the same."""
 BY_JUDGE = "by judge "
-"""What the detail begins with of an episode that a judge has given no reward."""
+"""The beginning of the detail of an episode that a judge has given no reward."""
 
 
 class Life:

@@ -31,7 +31,7 @@ Ranked = tuple[Rank, tuple[str, tuple[str, ...]]]
 Apart = Mapping[str, list[Formed]]
 """By lane, groups that are made of what is left."""
 Teaches = Callable[[str, tuple[str, ...]], bool]
-"""Whether a model may have such a group of episodes."""
+"""Tells whether a model may have such a group of episodes."""
 
 
 def choose(

@@ -57,7 +57,7 @@ class Mixes:
         self.models: tuple[str, ...] = ()
         """Those that are announced, as far as it is counted for them."""
         self.orders = 0
-        """How often a mix was set."""
+        """The number of times that a mix was set."""
 
     def name(self, model: str) -> str:
         """Under which name the mix of `model` stands; of "", that of the only model that is announced."""

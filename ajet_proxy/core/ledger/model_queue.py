@@ -110,7 +110,7 @@ class ModelQueue:
     whole: dict[str, list[Formed]] = field(default_factory=dict, init=False)
     """For each lane the whole groups, in order."""
     spare: dict[GroupKey, int] = field(default_factory=dict, init=False)
-    """How many spare groups a group key has, if it has any."""
+    """The number of spare groups that a group key has, if it has any."""
     cut: dict[int, Group] = field(default_factory=dict, init=False)
     """The groups that are cut (`Group.is_cut`)."""
     begun: dict[int, Group] = field(default_factory=dict, init=False)

@@ -50,9 +50,9 @@ class Play:
     next: int = 0
     given_back: dict[int, None] = field(default_factory=dict)
     done: int = 0
-    """How many have ended and keep their places."""
+    """The number of episodes that have ended and keep their places."""
     lost: int = 0
-    """How many were discarded, and gave their places back."""
+    """The number of episodes that were discarded, and gave their places back."""
 
     @property
     def opened(self) -> int:

@@ -30,7 +30,8 @@ class Seats:
         self._episodes, self._weights, self._gates, self._mixes = episodes, weights, gates, mixes
         self.queues, self.progress = queues, Progress()
         self.changes = self.flushes = 0
-        """How often a share that is ready, or is waited for, came or went; and how often groups were flushed."""
+        """Counts of how often a share that is ready, or is waited for, came or went; and of how often groups were
+        flushed."""
 
     def opens(self, episode: Episode, at: float) -> None:
         """`episode`, which no evaluation is, takes a seat for each model that it may train."""

@@ -38,7 +38,7 @@ MOST_DIGITS = 12
 NAME_RUNS = (
     "name each run by a path (/e/NAME/v1), by X-AJet-Episode or by an episode's key, or set body_names = \"off\""
 )
-"""What to do where a name is not that of one run."""
+"""Advice for where a name is not that of one run."""
 MOST_PARENTS = 10_000
 """Sessions whose parent is remembered, the latest."""
 

@@ -50,10 +50,11 @@ class Tallies:
         self.drifts: dict[str, Drift] = {}
         self.calls: Counter[str] = Counter(running=0, complete=0, lost=0)
         self.captures: Counter[str] = Counter()
-        """How calls ended: ``complete``, or why they were lost first. A whole one that is lost later counts as both."""
+        """The ends of calls: ``complete``, or why they were lost first. A whole one that is lost later counts as
+        both."""
         self.reward_curves = RewardCurves()
         self.judging: Counter[str] = Counter()
-        """What became of the ``sealed`` episodes to be judged (`core.ledger.episode.judging`)."""
+        """The outcomes of the ``sealed`` episodes to be judged (`core.ledger.episode.judging`)."""
         self.judged_calls: Counter[str] = Counter()
         self.unjudged_calls: Counter[str] = Counter()
         """Calls that a judge has scored, and those that it left out, by their finish reason. The latest count most."""
@@ -85,7 +86,7 @@ class Tallies:
             self.discarded[reason] += 1
 
     def judging_moved(self, before: str | None, now: str | None) -> None:
-        """What became of an episode to be judged was `before`, and is now another thing (None: it is open)."""
+        """The outcome of an episode to be judged was `before`, and is `now` another (None: it is open)."""
         if before is not None:
             self.judging[before] -= 1
         if now is not None:

@@ -46,7 +46,7 @@ class Asked(Struct, frozen=True, eq=False, gc=False):
     number: int = 0
     """Among those of its episode, from 1."""
     updates: int = 0
-    """How many events had been by then that may change a policy version."""
+    """The number of events that had been by then and that may change a policy version."""
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class Transcript:
     running: int = 0
     chains: tuple[Chain, ...] = ()
     shown: Shown | None = field(default=None, init=False, compare=False)
-    """How its timelines were shown last."""
+    """Its timelines as they were shown last."""
 
     def begin(self, calls: Collection[str], asked: Asked) -> None:
         """`calls` are in flight, one for each choice of a request."""

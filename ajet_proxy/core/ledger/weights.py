@@ -34,7 +34,7 @@ class Trainer:
     heard_at: float
     left: bool = False
     begun: bool = False
-    """Whether its run has begun with it."""
+    """True if its run has begun with it."""
 
 
 class Served(Struct, frozen=True):

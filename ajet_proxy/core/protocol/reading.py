@@ -171,7 +171,7 @@ class Reading(Reader):
         return seen, at
 
     def _usually(self, found: re.Match[bytes]) -> Sequence[bytes] | None:
-        """What the agent sees of an event of the most frequent form; None if `event` has to tell."""
+        """The bytes that the agent sees of an event of the most frequent form; None if `event` has to tell."""
         return found[1], b"null", found[5], b"null", found[7]
 
     def show(self, event: SseEvent) -> bytes | None:
@@ -385,5 +385,5 @@ def _call(calls: dict[int, dict[str, Any]], pieces: Sequence[Mapping[str, Any]])
 
 
 def _told(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What was `said`, each text as a whole."""
+    """All that was `said`, each text as a whole."""
     return {name: value.getvalue() if isinstance(value, StringIO) else value for name, value in said.items()}

@@ -42,7 +42,7 @@ class Texts:
 
     texts: list[Text] = field(default_factory=list)
     _after: dict[tuple[int, bytes], int] = field(default_factory=dict, init=False)
-    """What stands behind a text, by its first token."""
+    """The texts that stand behind a text, by their first token."""
     _inner: set[int] = field(default_factory=set, init=False)
     """The texts behind which something stands."""
 

@@ -78,7 +78,7 @@ class Recorder:
         self._changes: list[Change] = []
         self._same_text: dict[int, Found | None] = {}
         self._repeats: dict[bytes, Found | None] = {}
-        """What each prompt repeats."""
+        """For each prompt, the earlier text that it repeats."""
         self._endings: list[Ending] = []
 
     def answered(self, answer: ClientResponse) -> None:

@@ -44,7 +44,7 @@ class Judgements:
         self._rests_until = 0.0
 
     async def lease(self, _http: web.Request, asked: Asked) -> web.Response:
-        """What awaits a judgement, or 204 if nothing does in ``wait_s``."""
+        """Answers with what awaits a judgement, or 204 if nothing does in ``wait_s``."""
         if asked.body.lane is not None:
             check_lane(asked, asked.body.lane)
         store, clock, stopping = self._desk.store, self._desk.clock, self._desk.stopping

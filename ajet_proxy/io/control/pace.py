@@ -45,7 +45,7 @@ class Pace:
         self._room, self._lacking = room, lacking
         self._waiting: dict[Where, dict[GroupKey, list[Waiter]]] = {}
         self._woken = Counter[Where]()
-        """How many are about to look for the room that they were woken for."""
+        """The number of those that are about to look for the room that they were woken for."""
         self._kept: dict[Hashable, tuple[int, float]] = {}
         self._numbers = count()
         self._stopping = False

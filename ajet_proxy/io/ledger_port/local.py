@@ -55,7 +55,7 @@ from ajet_sdk.untrainable import UNTRAINABLE
 logger = logging.getLogger(__name__)
 
 FAILED = (ENGINE_ERROR, ENGINE_SILENT, TRUNCATED)
-"""What an engine that died leaves of its calls."""
+"""Reasons for which the calls of an engine that died are lost."""
 SENT_S = 0.25
 """So often it is put on record at most whose answers have been sent."""
 
@@ -390,7 +390,7 @@ def _noted(request: CallRequest) -> tuple[str, str]:
 
 
 def _asked(identity: Identity, started: ev.CallStarted, tenant: str) -> CallAsked:
-    """What a request of `tenant` says of its episode."""
+    """A request of `tenant`, with what it says of its episode."""
     labels = identity.labels
     return CallAsked(
         started, tenant, labels.task, labels.eval, labels.client, traffic=identity.traffic, first=identity.first,

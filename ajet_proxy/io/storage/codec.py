@@ -32,7 +32,7 @@ from ajet_proxy.core.tokens import count, cut
 from ajet_proxy.core.trajectory.timeline import Packed, Turn
 
 _ARRAYS = (("i", "text"), ("d", "logprobs"))
-"""What of a call's record is numbers, with their kind."""
+"""The fields of a call's record that are numbers, with the kind of these."""
 NONE: Mapping[str, Episode] = MappingProxyType({})
 _packed = Encoder().encode
 EVENTS: dict[str, Any] = {

@@ -19,7 +19,7 @@ COMPACTING = "compacting"
 """The file that a compaction locks, and a start."""
 ARCHIVE = "archive.sqlite"
 TRACES = (COMPACTING, ARCHIVE)
-"""What only a proxy with a journal makes."""
+"""Files that only a proxy with a journal makes."""
 
 
 def lock(data_dir: Path) -> int:

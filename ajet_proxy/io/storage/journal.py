@@ -43,9 +43,10 @@ SEGMENT_BYTES = 16 << 20
 RETRY_S = 1.0
 MAX_RECORD = 1 << 30
 BEGINNING = re.compile(rb"\x92[\xa0-\xbf][A-Z]")
-"""How every record begins (`ajet_proxy.io.storage.codec`): a list of two, of which the first is an event's name."""
+"""The beginning of every record (`ajet_proxy.io.storage.codec`): a list of two, of which the first is an event's
+name."""
 NUMBER = "[0-9]" * 8
-"""What the names of segments and snapshots are, before their suffix."""
+"""The pattern of the names of segments and snapshots, before their suffix."""
 END_OF_SEGMENT = b""
 """Stands among records that are to be written: what comes behind it goes into another segment."""
 
@@ -205,9 +206,9 @@ class Journal:
         """That of its file, by which this is known: a file that is open keeps its number."""
         self._number, self._end = 0, 0
         self._named = True
-        """Whether the name of its file is on disk."""
+        """True if the name of its file is on disk."""
         self._ragged = False
-        """Whether bytes of a record that is not durable may stand behind the last one that is."""
+        """True if bytes of a record that is not durable may stand behind the last one that is."""
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
     def open(self) -> Iterator[bytes]:

@@ -77,7 +77,8 @@ TABLES = ("batches", "runs")
 HUGE = 1 << 40
 """More than any value that a machine holds: msgpack has a limit of its own otherwise."""
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, msgpack.UnpackException)
-"""What reading may raise where the checksums fit and the values do not: it is another program's, or written wrongly."""
+"""Errors that reading may raise where the checksums fit and the values do not: it is another program's, or written
+wrongly."""
 READING: dict[str, Any] = {"use_list": False, "strict_map_key": False, "unicode_errors": "surrogatepass"}
 
 

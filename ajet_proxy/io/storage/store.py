@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER_S = 2.0
 PATIENCE_S = 60.0
 LINGER_S = 0.02
-"""How long an event that nobody waits for may stay off the disk."""
+"""Seconds for which an event that nobody waits for may stay off the disk."""
 WINDOW_S = 0.003
 """The least time between two writes."""
 SUBSCRIBER_EVENTS = 10_000
@@ -56,7 +56,7 @@ ENDS = (
     ev.CallFinished, ev.CallLost, ev.TaskNamed, ev.EpisodeDiscarded, ev.BatchReturned, ev.ProxyStarted, ev.ClientGone,
     ev.RequestLost,
 )
-"""What ends work that was taken in before. Everything else is intake."""
+"""Events that end work that was taken in before. Everything else is intake."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What an answer was worth, by what the user said next. `ajet judge --with judge.py:score` calls it for each chat."""
+"""The worth of an answer, by what the user said next. `ajet judge --with judge.py:score` calls it for each chat."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class _Block:
     id: Any = None
     said: list[str] = field(default_factory=list)
     looked: tuple[int, bool] = (0, False)
-    """How much was said when it was last looked whether it is whole, and whether it was."""
+    """The number of pieces that were said when it was last looked at, and whether it was whole then."""
 
     def may_open(self) -> bool:
         return self.kind != "tool_use" or self.head["name"] is not None
