@@ -51,12 +51,12 @@ def table(number: str, nth: int = 0) -> list[list[str]]:
 
 
 def column(number: str, at: int = 0, nth: int = 0) -> list[str]:
-    """What stands in backquotes in a column of it."""
+    """The words in backquotes in a column of it."""
     return [word for row in table(number, nth) for word in words(row[at])]
 
 
 def listed(number: str, after: str) -> list[str]:
-    """What stands in backquotes between some words and the end of their paragraph or item."""
+    """The words in backquotes between some words and the end of their paragraph or item."""
     _, found, rest = " ".join(SECTIONS[number].split("\n")).partition(after)
     assert found, f"section {number} does not say {after!r}"
     return words(re.split(r"\.(?: |$)", rest)[0])

@@ -368,7 +368,7 @@ LIMITS = (
     ("a run's reason", supervisors.MAX_REASON), ("silence of a supervisor", supervisors.SILENT_S),
     ("time that a configuration waits", waiting.VERDICT_S), ("time that a configuration waits", waiting.MAX_POLL_S),
 )
-"""How rows of the page of limits begin, and a number that each of them has."""
+"""The beginnings of rows of the page of limits, and a number that each of them has."""
 
 
 def written(limit: float) -> set[str]:

@@ -116,7 +116,8 @@ async def in_a_thread(work: Callable[[], None]) -> None:
 
 @pytest.fixture
 def no_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the daemon does once a second, beside calls, or once for many of them, is no part of a call."""
+    """Leaves out what the daemon does once a second, beside calls, or once for many of them: it is no part of a
+    call."""
     monkeypatch.setattr("ajet_proxy.daemon.TICK_S", 3600.0)
     monkeypatch.setattr("ajet_proxy.io.ledger_port.local.SENT_S", 3600.0)
     monkeypatch.setattr("ajet_proxy.io.engines.watch.EngineWatch.run", lambda _: asyncio.sleep(3600.0))

@@ -27,7 +27,7 @@ BIN = {"ajet": ".venv", "ajet-proxy": ".venv", "ajet-trainer": ".venv-engine"}
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What a reader has who has started an engine and the proxy."""
+    """The environment of a reader who has started an engine and the proxy."""
     folder = tmp_path_factory.mktemp("readme")
     with stub_process() as engine, ProxyProcess(engine, folder / "data", options=OPTIONS) as proxy:
         yield clean(

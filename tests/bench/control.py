@@ -1,4 +1,4 @@
-"""What it costs to look at a daemon that holds many episodes: CPU time of one answer, without the socket's part.
+"""The cost of a look at a daemon that holds many episodes: CPU time of one answer, without the socket's part.
 
     python -m tests.bench.control
 
@@ -101,7 +101,7 @@ def swarm(lanes: Sequence[str], behind: int = 0) -> LedgerRig:
 
 
 def lease(of: LedgerRig, groups: int, **more: Any) -> bytes:
-    """What a trainer is told that asks for so many groups. Nothing comes of it."""
+    """The answer to a trainer that asks for so many groups. Nothing comes of it."""
     return repr(of.commands.leases.lease(Lease(groups=groups, group_size=GROUP, **more), batch="b", at=of.at)).encode()
 
 
@@ -111,7 +111,7 @@ def asked(rig: LedgerRig, path: str, **query: str) -> bytes:
 
 
 def answers_of_a_swarm() -> Mapping[str, Callable[[], bytes]]:
-    """What a trainer and its clients ask of a swarm."""
+    """The answers that a trainer and its clients ask of a swarm."""
     rig, old, waiting = swarm(LANES), swarm(LANES, behind=6), swarm((*LANES[:7], *LANES[8:]))
     least = {"min_group_size": 2}
     return {
@@ -125,7 +125,7 @@ def answers_of_a_swarm() -> Mapping[str, Callable[[], bytes]]:
 
 
 def answers(rig: LedgerRig, ready: LedgerRig, old: LedgerRig) -> Mapping[str, Callable[[], bytes]]:
-    """What is asked, each as a function that makes the bytes of the answer."""
+    """The questions, each as a function that makes the bytes of the answer."""
     gate, metrics = Gatekeeper(is_open=lambda model: True, hold_s=1.0), Metrics()
     engines = Engines({"": ("http://a",)}, rig.state.weights.upstreams, rig.state.weights.models)
     store: Any = SimpleNamespace(state=rig.state, healthy=True, alerts=dict, limits=None)

@@ -35,7 +35,7 @@ def prompt(turn: int) -> tuple[int, ...]:
 
 
 def messages(turn: int) -> list[dict[str, Any]]:
-    """What an agent sends in `turn`: the whole history and the next sentence."""
+    """The messages that an agent sends in `turn`: the whole history and the next sentence."""
     out = [{"role": "user", "content": ASK}]
     for before in range(turn):
         out += [{"role": "assistant", "content": "".join(map(chr, answer(before)))}, {"role": "user", "content": ASK}]

@@ -1,4 +1,5 @@
-"""How fast a model learns from rewards on its turns, beside the sum of the same rewards: real vLLM, proxy and trainer.
+"""The speed at which a model learns from rewards on its turns, beside the sum of the same rewards: real vLLM, proxy and
+trainer.
 
     .venv-engine/bin/python -m tests.bench.credit [--seeds N] [--steps N] [--out FILE]
 

@@ -1,4 +1,4 @@
-"""How long agents wait for new weights, beside how long the weights take: updates under load, with real vLLM.
+"""The time that agents wait for new weights, beside the time that the weights take: updates under load, with real vLLM.
 
     .venv-engine/bin/python -m tests.bench.gate [--model DIR] [--updates N] [--agents N] [--tokens N]
 

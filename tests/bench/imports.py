@@ -1,4 +1,4 @@
-"""How long an import and a ``--help`` take: fresh processes, medians, less what Python itself takes.
+"""The time that an import and a ``--help`` take: fresh processes, medians, less what Python itself takes.
 
 python -m tests.bench.imports
 """

@@ -51,7 +51,8 @@ class Seen:
 
 
 async def run(port: int, load: Load, *, path: str, name: str = "", limit_s: float = 60.0) -> Seen:
-    """What the agents of `load` saw, who begin once all of them are connected; `name` makes their episodes unique."""
+    """The events that the agents of `load` saw, who begin once all of them are connected; `name` makes their episodes
+    unique."""
     seen, loop = Seen(), asyncio.get_running_loop()
     agents = [Agent(load, partial(_request, path, load, name, number), seen) for number in range(load.agents)]
 
@@ -125,7 +126,7 @@ class Agent(asyncio.Protocol):
             self._end(now)
 
     def _ended(self, data: bytes) -> bool:
-        """Whether `data` ends the answer: all of its length, or a last chunk."""
+        """Tell whether `data` ends the answer: all of its length, or a last chunk."""
         if self._left:
             self._left -= len(data)
             return self._left == 0

@@ -1,4 +1,4 @@
-"""How fast calls become timelines in CPU time, and how that grows with their number.
+"""The CPU time in which calls become timelines, and its growth with their number.
 
     python -m tests.bench.merge
 

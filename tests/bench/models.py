@@ -1,4 +1,4 @@
-"""What several models cost: CPU time of the daemon for a request, with one model and with ten.
+"""The cost of several models: CPU time of the daemon for a request, with one model and with ten.
 
     python -m tests.bench.models [N] [ROUNDS]
 

@@ -1,4 +1,4 @@
-"""What a long episode costs while it is open: what others wait for while it is looked at, and the memory of its turns.
+"""The cost of a long episode while it is open: what others wait for while it is looked at, and the memory of its turns.
 
     python -m tests.bench.open_episodes [--episodes 64] [--pollers 16] [--seconds 20] [--turns 1000]
 

@@ -1,4 +1,4 @@
-"""What the proxy costs: CPU time for a request and for a paced chunk, and the time it adds, beside other relays.
+"""The cost of the proxy: CPU time for a request and for a paced chunk, and the time it adds, beside other relays.
 
     python -m tests.bench.overhead [--quick] [--rounds N] [--workers N]
 

@@ -1,4 +1,4 @@
-"""What overlap gains: reward by wall time, staleness and idle shares of ``overlap`` 0, 1 and 2, side by side.
+"""The gain of overlap: reward by wall time, staleness and idle shares of ``overlap`` 0, 1 and 2, side by side.
 
     .venv-engine/bin/python -m tests.bench.overlap [--steps N] [--rounds N]
 

@@ -1,4 +1,4 @@
-"""How far a trainer's probabilities are from those that tokens were sampled with, by how agents sample.
+"""The distance of a trainer's probabilities from those that tokens were sampled with, by how agents sample.
 
     .venv-engine/bin/python -m tests.bench.sampling [--model DIR] [--shapes N]
 

@@ -23,7 +23,7 @@ STAMP = b'"created":'
 
 @dataclass(slots=True)
 class Minute:
-    """What all agents saw in a minute, in seconds: to a stream's first event, of every tenth event under way, to the
+    """The seconds that all agents saw in a minute: to a stream's first event, of every tenth event under way, to the
     end of a plain call, to the answer of a reward."""
 
     first: list[float] = field(default_factory=list)

@@ -1,5 +1,5 @@
-"""What the proxy is measured against: a canned engine that costs next to nothing, two relays that only relay, and one
-that captures in memory, in the plainest way.
+"""The servers that the proxy is measured against: a canned engine that costs next to nothing, two relays that only
+relay, and one that captures in memory, in the plainest way.
 
     python -m tests.bench.servers engine PORT
     python -m tests.bench.servers asyncio PORT ENGINE_PORT
@@ -175,7 +175,7 @@ class Engine(asyncio.Protocol):
 
 
 def length_in(head: bytes) -> int:
-    """How long the body behind a head is; 0 if that does not say it."""
+    """The length of the body behind a head; 0 if that does not say it."""
     found = re.search(rb"\r\ncontent-length: *(\d+)", head, re.IGNORECASE)
     return int(found[1]) if found else 0
 
@@ -236,7 +236,7 @@ async def asyncio_relay(port: int, engine_port: int) -> asyncio.Server:
 
 
 class Kept:
-    """What the plainest capture keeps of a call: its messages, and the ids and logprobs of its answer."""
+    """The part of a call that the plainest capture keeps: its messages, and the ids and logprobs of its answer."""
 
     def __init__(self, body: bytes) -> None:
         asked = json.loads(body)
@@ -265,7 +265,8 @@ class Kept:
 
 
 async def aiohttp_relay(port: int, engine_port: int, kept: deque[Kept] | None = None) -> object:
-    """What a relay costs that is written in the proxy's own library and does nothing else, or only fills `kept`."""
+    """A relay that is written in the proxy's own library and does nothing else, or only fills `kept`: to see its
+    cost."""
     from aiohttp import ClientSession, TCPConnector, web
 
     session = ClientSession(connector=TCPConnector(limit=0), auto_decompress=False)

@@ -1,4 +1,4 @@
-"""How long a client of each dialect hears nothing, while its engine says nothing but comments.
+"""The time for which a client of each dialect hears nothing, while its engine says nothing but comments.
 
 Four streams at once, one of each dialect, over the real front. In the middle of its answer the engine says nothing for
 40 s but a comment each 5 s. Prints the longest time without an event, and without a byte:

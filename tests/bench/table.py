@@ -1,4 +1,4 @@
-"""What a bench prints: tables, aligned for the terminal and as Markdown for a page, and whether goals are met."""
+"""The output of a bench: tables, aligned for the terminal and as Markdown for a page, and whether goals are met."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def data_of(episodes: Sequence[Sequence[Row]], limit: int) -> Any:
 
 @dataclass
 class Measured:
-    """What a form takes of a shape."""
+    """The figures of a shape in one form."""
 
     seconds: list[float] = field(default_factory=list)
     peak: float = 0.0  # MB
@@ -245,7 +245,7 @@ def peak() -> float:
 
 
 def measure(shape: str, workers: dict[str, Worker], scale: float, limit: int, rounds: int, vocabulary: int) -> Any:
-    """What each form takes of a `shape`."""
+    """The figures of a `shape` in each form."""
     episodes = calls_of(shape, scale, vocabulary)
     single = [[row for call in calls for row in merged([call])] for calls in episodes]
     strict = [merged(calls) for calls in episodes]

@@ -1,4 +1,4 @@
-"""What worker processes give: the CPU time of each process of the daemon, for a request and for a chunk of a stream.
+"""The gain of worker processes: the CPU time of each process of the daemon, for a request and for a chunk of a stream.
 
     python -m tests.bench.workers [N …]
 

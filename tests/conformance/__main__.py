@@ -84,7 +84,7 @@ def conformance(suite: Suite, engine: Engine, options: Sequence[str]) -> bool:
 
 
 def captured(proxy: ProxyProcess) -> Counter[str]:
-    """How many calls of `proxy` are complete, lost and running."""
+    """The number of calls of `proxy` that are complete, lost and running."""
     with urllib.request.urlopen(f"{proxy.url}/ajet/v1/status", timeout=300) as answer:
         calls = json.load(answer)["calls"]
     return Counter({state: calls[state] for state in ("complete", "lost", "running")})

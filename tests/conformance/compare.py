@@ -68,19 +68,20 @@ def differences(direct: Outcomes, proxied: Outcomes, unjudged: Collection[str] =
 
 
 def counts(outcomes: Outcomes) -> Counter[str]:
-    """How many tests had each verdict."""
+    """The number of tests that had each verdict."""
     return Counter(outcome.verdict for outcome in outcomes.values())
 
 
 def asked(received: Counter[str]) -> Counter[str]:
-    """What was `received`, without the looks of a daemon at its engine: three requests each, every few seconds."""
+    """The requests that were `received`, without the looks of a daemon at its engine: three requests each, every few
+    seconds."""
     of = {path: next((name for name in received if name.startswith(f"GET {path} ")), "") for path in LOOK}
     looks = received[of["/is_paused"]]
     return received - Counter(dict.fromkeys(filter(None, of.values()), looks))
 
 
 def unlike(direct: Counter[str], proxied: Counter[str]) -> list[str]:
-    """What an engine received more often in one run than in the other, one line each."""
+    """The requests that an engine received more often in one run than in the other, one line each."""
     return [
         f"{name}: {direct[name]} times directly, {proxied[name]} times through the proxy"
         for name in sorted({*direct, *proxied}) if direct[name] != proxied[name]

@@ -1,4 +1,5 @@
-"""What a suite runs against: the schema-checking mock, a real vLLM with the tiny model, the scripted stub, or a URL.
+"""The engines that a suite runs against: the schema-checking mock, a real vLLM with the tiny model, the scripted stub,
+or a URL.
 
 The mock answers any request that its OpenAPI description allows with a made-up answer, and refuses all others. It notes
 each request with its verdict, so that a run through the proxy can be held to a direct one from the engine's side too.
@@ -38,7 +39,8 @@ class Engine:
     log: Path | None = None
 
     def received(self, offset: int = 0) -> Counter[str]:
-        """How often each request was received since `offset` of the log: method, target, status, what was wrong."""
+        """Counts of the requests that were received since `offset` of the log: method, target, status, what was
+        wrong."""
         if self.log is None:
             return Counter()
         with self.log.open("rb") as log:

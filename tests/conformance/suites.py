@@ -21,7 +21,7 @@ from tests.conformance.engines import Engine
 from tests.kit.source import ROOT
 
 LANGCHAIN = ("langchain-openai==1.7.3", "langchain-anthropic==1.7.7")
-"""What langchain-tests is run on: the chat models, which are not part of it."""
+"""The packages that langchain-tests is run on: the chat models, which are not part of it."""
 MOCKED = ("openai", "anthropic")
 """The suites of SDKs, which run against a mock of their API."""
 HERE = Path(__file__).parent
@@ -46,7 +46,7 @@ class Suite:
 
     @property
     def tests(self) -> list[str]:
-        """What pytest is given; it runs in the checkout, with the suite's own configuration."""
+        """The arguments of pytest; it runs in the checkout, with the suite's own configuration."""
         if self.name in MOCKED:
             return ["tests/api_resources"]
         session = ["-o", "asyncio_default_test_loop_scope=session", "-o", "asyncio_default_fixture_loop_scope=session"]

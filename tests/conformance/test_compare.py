@@ -1,4 +1,4 @@
-"""What counts as a difference between a direct run and one through the proxy."""
+"""Differences that count between a direct run and one through the proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a checkout is recognised, what the mock is given, and what is read out of its log."""
+"""Suites: a checkout is recognised, the mock is given its requests, and its log is read."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ FORCED = (
 )  # fmt: skip
 """Answers, one a turn; between them the model says what it likes."""
 WORDS = (" hello", "\n", "", "guess  <|im_start|>", "é 😀", "<think>no</think>", "[INST]", "higher\n\n")
-"""What the user says, in turn."""
+"""The words of the user, turn by turn."""
 
 PARSERS = {"thinking": "qwen3", "misled": "deepseek_r1"}
 """Of the families that think, the reasoning parsers: one that keeps to its turn, and one that takes the last end of
@@ -115,7 +115,7 @@ def talk(family: Family, url: str, episode: str, *, tools: bool) -> list[dict[st
 
 
 def turns(family: Family, *, tools: bool) -> Iterator[dict[str, Any]]:
-    """What twelve turns ask for."""
+    """The requests of twelve turns."""
     words = iter(FORCED)
     for number in range(len(FORCED) * 4 // 3):
         body: dict[str, Any] = {"seed": number, "stream": number % 3 == 0}
@@ -157,7 +157,8 @@ def respond(url: str, episode: str, **body: Any) -> dict[str, Any]:
 
 
 def forced(family: Family, answer: str) -> dict[str, Any]:
-    """What has the model think, if it does, and answer so. The marks of a thought are one token each, not letters."""
+    """Fields that have the model think, if it does, and answer so. The marks of a thought are one token each, not
+    letters."""
     marks: list[int] = []
     if family.thought:
         asked = {"model": "tiny", "prompt": "<think></think>", "add_special_tokens": False}

@@ -33,7 +33,7 @@ MESSAGES, RESPONSES = messages_cases.ROUTE, record_responses.ROUTE
 AGAIN = 4
 """So often is a request asked once more."""
 NARROWED = ("structured_outputs", "tool_choice", "bad_words", "min_tokens", "text", "logit_bias")
-"""What changes the distribution that is sampled from."""
+"""Fields that change the distribution that is sampled from."""
 UNKNOWN = ("response.reasoning_part.added", "response.reasoning_part.done")
 """Events of vLLM's own, which the library passes on as it finds them."""
 Pairs = tuple[Pair, Pair]
@@ -145,7 +145,7 @@ def test_what_the_engine_would_drop_or_call_wrong_is_refused_with_its_place(
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What an engine says itself of an answer. On ``/v1/responses`` it has logprobs of texts alone."""
+    """An engine's own word on an answer. On ``/v1/responses`` it has logprobs of texts alone."""
 
     prompt: list[int]
     token_ids: list[int]
@@ -155,7 +155,7 @@ class Reported:
 
 @pytest.fixture(scope="module")
 def reported(pairs: Pairs) -> Callable[[Case], list[Reported]]:
-    """What the engine reports to a direct question for ids and logprobs, not streamed; each is asked once."""
+    """The reports of the engine on a direct question for ids and logprobs, not streamed; each is asked once."""
 
     @cache
     def of(name: str) -> list[Reported]:

@@ -58,7 +58,7 @@ async def test_a_stream_freezes_while_the_gate_is_closed_and_ends_whole(
 
 
 def computed_again(engine: Engine) -> float:
-    """How many calls the engine has put back, to compute from their first token on again."""
+    """The number of calls that the engine has put back, to compute from their first token on again."""
     told = httpx.get(f"{engine.url}/metrics", timeout=300, trust_env=False).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in told if line.startswith("vllm:num_preemptions_total{"))
 
@@ -130,7 +130,7 @@ async def caught_midway(http: httpx.AsyncClient) -> tuple[str, list[Any], asynci
 
 
 async def ended(streaming: asyncio.Task[Any], events: list[Any]) -> bool:
-    """Whether a stream ends now that the gate is closed; if not, nothing comes of it any more."""
+    """Tell whether a stream ends now that the gate is closed; if not, nothing comes of it any more."""
     seen = 0
     while seen < len(events) and not streaming.done():
         seen = len(events)

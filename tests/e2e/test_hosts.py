@@ -126,11 +126,11 @@ class Site:
         self.timers[-1].start()
 
     def whole(self) -> bool:
-        """Whether no way is lost."""
+        """True if no way is lost."""
         return not any(timer.is_alive() for timer in self.timers)
 
     def status(self) -> dict[str, Any]:
-        """What the daemon says of itself on its own host."""
+        """The daemon's word on itself on its own host."""
         trusted, key = ssl.create_default_context(cafile=self.servers.file), {"Authorization": f"Bearer {SECRET}"}
         with self.hosts.at("daemon"), httpx.Client(verify=trusted, headers=key, trust_env=False, timeout=300.0) as http:
             found: dict[str, Any] = http.get(f"{self.daemon.url}/ajet/v1/status").json()

@@ -115,7 +115,7 @@ def test_a_request_means_the_same_to_the_engine(
 
 
 def fields(request: Any) -> dict[str, Any]:
-    """What the engine makes of a request; no stop strings are the same as none."""
+    """The fields that the engine makes of a request; no stop strings are the same as none."""
     told: dict[str, Any] = request.model_dump(exclude={"request_id"})
     return told | {"stop": told["stop"] or None}
 

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 NEAR = 1e-5
 EXACT = {"temperature 1", "temperature 0.3", "temperature 0.7", "temperature 1.3"}
 OF_RAW = {"temperature 1": "exact", "a grammar": "corrected", "greedy": "left out: greedy"}
-"""What becomes of calls with raw logprobs. The others are left out for these."""
+"""The fate of calls with raw logprobs. The others are left out for these."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""How calls were sampled, as the proxy records it, beside what a real vLLM says of the same requests.
+"""The sampling of calls, as the proxy records it, beside what a real vLLM says of the same requests.
 
 One engine is as it comes. Another has a model with defaults of its own, reports processed logprobs, and has render
 routes. They tell the parameters that vLLM makes of a request, defaults included: they are asked about each request. The
@@ -105,12 +105,12 @@ def own_and_plain(
 
 
 def known(call: Any) -> bool:
-    """Whether the proxy knew by then how the engine samples."""
+    """Tell whether the proxy knew by then how the engine samples."""
     return call["sampling"]["logprobs"] != "unknown" and None not in call["sampling"].values()
 
 
 def asked(pair: Pair, episode: str, route: str, body: dict[str, Any]) -> Any:
-    """What the record says of the one call that came of it."""
+    """The record of the one call that came of it."""
     answer = httpx.post(f"{pair.proxy.url}/e/{episode}{route}", json=body, timeout=300)
     assert answer.status_code == 200, answer.text
     (call,) = httpx.get(f"{pair.proxy.url}/ajet/v1/episodes/{episode}?tokens=1", timeout=300).json()["calls"]

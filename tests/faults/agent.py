@@ -21,7 +21,7 @@ from tests.faults.notes import Notes
 
 PATIENCE_S = 600.0
 TIMEOUT_S = 4.0
-"""How long it waits for one answer, or a piece of one, before it gives up and asks again."""
+"""Seconds that it waits for one answer, or a piece of one, before it gives up and asks again."""
 BROKEN = (openai.APIError, httpx.TransportError, httpx2.TransportError)  # openai speaks httpx2
 LANE, TASKS = "default", 3
 MEMBERS = {"plans": "planner", "codes": "coder"}
@@ -114,7 +114,7 @@ class Agent:
 
 
 def run(url: str, name: str, notes: Path, stop: Path, member: str) -> None:
-    """What the process does, until the file `stop` is there: episodes of the model of one `member`."""
+    """Plays episodes of the model of one `member`, until the file `stop` is there."""
     agent, count = Agent(url, name, notes, {member: MEMBERS[member]}), 0
     while not stop.exists():
         count += 1

@@ -1,4 +1,4 @@
-"""What everybody noted against what the proxy says, after each fault and once more in the end."""
+"""Compares what everybody noted with what the proxy says, after each fault and once more in the end."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Audit(Asking):
         return found
 
     def half_acknowledged(self, model: str, other: str) -> bool:
-        """Whether the other trainer has acknowledged an episode that the trainer of a model is about to."""
+        """Tell whether the other trainer has acknowledged an episode that the trainer of a model is about to."""
         held = self._leased.get(self.team.acking.get(model, ""), {"samples": ()})["samples"]
         acked, refused = self.team.acked, self.team.refused
         return any((other, episode) in acked and (model, episode) not in refused for episode in held)

@@ -118,8 +118,8 @@ def dropping(real: Listener, path: Path) -> Listener:
 
 
 class Holds:
-    """How long each request was held, and for how long of that while the gate of its own model was open. Only the time
-    counts in which the loop turned: the machine may stand still."""
+    """The time for which each request was held, and the part of it in which the gate of its own model was open. Only
+    the time counts in which the loop turned: the machine may stand still."""
 
     def __init__(self, path: Path) -> None:
         self._add = appending(path)

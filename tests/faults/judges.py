@@ -87,7 +87,7 @@ class NotedWork(Work):
 
 
 def judge(url: str, model: str, name: str, notes: Path, order: Path) -> None:
-    """What the process of a judge does, until it is killed."""
+    """Runs in the process of a judge, until it is killed."""
     vars(work).update(LEASE_S=LEASE_S, PROBE_EVERY=sys.maxsize)
     judges.ASK_S, judges.BACKOFF_FIRST_S, judges.BACKOFF_MAX_S = ASK_S, BACKOFF_S, BACKOFF_S
 
@@ -108,7 +108,7 @@ def judge(url: str, model: str, name: str, notes: Path, order: Path) -> None:
 
 
 def users(url: str, seed: int, chats: int, notes: Path, begin: Path) -> None:
-    """What the process of all users does: so many chats. As many as the file `begin` says may have begun by now."""
+    """Has so many chats, as the process of all users. As many as the file `begin` says may have begun by now."""
     asyncio.run(Users(url, seed, Notes(notes), begin).chat(chats))
 
 
@@ -262,7 +262,7 @@ class Audit(Asking):
         self.counts["episodes leased, of which nothing was taken back before"] += len(names)
 
     def read(self) -> None:
-        """What was noted since the last look."""
+        """Reads the notes since the last look."""
         for note in self.reader.new(*sorted(self.stage.notes.glob("*.log"))):
             match note["kind"]:
                 case "judged":

@@ -1,4 +1,5 @@
-"""What a process saw, one JSON object a line, kept by itself and outside the proxy: the other side of every comparison.
+"""The notes of what a process saw, one JSON object a line, kept by itself and outside the proxy: the other side of
+every comparison.
 
 A process may be killed at any byte, so each life has a file of its own, of which only whole lines count.
 """

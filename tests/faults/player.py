@@ -92,7 +92,7 @@ class Kept(Rollouts):
 
 
 def run(url: str, name: str, client_name: str, notes: Path, stop: Path, revision: Path, whole: Path) -> None:
-    """What the process does, until the file `stop` is there. The folder `whole` has a file for each play that is."""
+    """Runs in the process until the file `stop` is there. The folder `whole` has a file for each play that is."""
     player = Player(url, name, notes, MEMBERS)
 
     def held() -> bool:

@@ -105,12 +105,12 @@ class Disk:
             resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (hard, hard))
 
     def _size(self, size: int) -> bool:
-        """Whether the file system has that many bytes from now on."""
+        """Gives the file system that many bytes from now on, and tells whether that worked."""
         remount = ["mount", "-o", f"remount,size={size}", str(self.folder)]
         return subprocess.run(remount, check=False, capture_output=True).returncode == 0
 
     def close(self) -> None:
-        """What it holds stays, beside it."""
+        """Unmounts it, and leaves a copy of its contents beside it."""
         if self.own:
             try:
                 shutil.copytree(self.folder, self.folder.with_suffix(".copy"), ignore=shutil.ignore_patterns("*.sock"))
@@ -138,14 +138,14 @@ class Worker:
         return self.killed()
 
     def killed(self) -> bool:
-        """Whether it has died of SIGKILL; waits for its end."""
+        """Tell whether it has died of SIGKILL; waits for its end."""
         self.process.join(END_S)
         assert self.process.exitcode is not None, f"still there after {END_S:g} s"
         return self.process.exitcode == -signal.SIGKILL
 
     @property
     def stopped(self) -> bool:
-        """Whether it stands still (SIGSTOP)."""
+        """Tell whether it stands still (SIGSTOP)."""
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
         return False
@@ -269,7 +269,7 @@ class Stage:
         return self.root / "trainers" / model
 
     def order(self, model: str, order: str) -> None:
-        """What is wanted of the trainer of a model (`tests.faults.trainer.Orders`)."""
+        """Give the trainer of a model an order (`tests.faults.trainer.Orders`)."""
         replace(self.folder(model) / "order", order)
 
     def _trainer(self, model: str, life: int) -> BaseProcess:
@@ -285,7 +285,7 @@ class Stage:
 
     @contextlib.contextmanager
     def failing(self, call: str, error: str) -> Iterator[None]:
-        """What the daemon asks of the disk by `call` fails meanwhile."""
+        """Has the disk fail meanwhile at whatever the daemon asks of it by `call`."""
         order = self._conditions / call
         replace(order, error)
         try:
@@ -294,7 +294,7 @@ class Stage:
             order.unlink()
 
     def compacting(self) -> bool:
-        """Whether the daemon has a compaction running."""
+        """Tell whether the daemon has a compaction running."""
         return bool(self._children("compaction"))
 
     def kill_worker(self, dice: random.Random) -> bool:
@@ -326,12 +326,12 @@ class Stage:
         return self.proxy.status == -signal.SIGKILL
 
     def given_up(self) -> int:
-        """How many calls the daemon has lost since its start because their clients went away."""
+        """The number of calls that the daemon has lost since its start because their clients went away."""
         lines = self.http.get(f"{self.proxy.url}/metrics").text.splitlines()
         return sum(int(float(line.split()[-1])) for line in lines if line.startswith(GIVEN_UP))
 
     def healthy(self) -> bool:
-        """Whether the daemon says that it can write."""
+        """Tell whether the daemon says that it can write."""
         try:
             return bool(self.http.get("/status").json()["journal"]["healthy"])
         except (httpx.TransportError, KeyError, ValueError):

@@ -26,7 +26,7 @@ ERRORS = ("EIO", "ENOSPC", "EDQUOT")
 FAULTS = ("reset", "cut", "silent_close", "status")
 CLOCK_S = 3600.0
 SHORT_S, LONG_S = (0.2, 1.5), agent.TIMEOUT_S + 2.0
-"""How long the engine stands still: for less, or for more, than an agent waits."""
+"""Seconds for which the engine stands still: less, or more, than an agent waits."""
 CHANGES, LENDS_FROM = 0.1, 0.7
 """So often something else is wanted; and after this part of the faults, lanes lend their turns at once."""
 STRUCK = {

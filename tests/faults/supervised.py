@@ -85,7 +85,7 @@ class Supervised:
         return False
 
     def check_steps(self) -> int:
-        """How many steps were made; each once, in order, and by one trainer at a time."""
+        """The number of steps that were made; each once, in order, and by one trainer at a time."""
         path = self.path / "history"
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         steps = [step for _, step, _ in lines]
@@ -95,7 +95,8 @@ class Supervised:
         return len(steps)
 
     def in_the_end(self, until: Callable[[Callable[[], bool]], object]) -> int:
-        """What is wanted runs; and, once it is wanted no more, nothing does. How many steps were made."""
+        """Checks that the wanted run runs, and that nothing does once it is wanted no more. Returns the number of
+        steps."""
 
         def as_wanted() -> bool:
             return self.ask("GET")["reason"] is None and (self.pid() is not None) == (self.desired == "running")

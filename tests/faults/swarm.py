@@ -1,4 +1,4 @@
-"""What must hold of clients, lanes, groups and plays, after each fault and in the end.
+"""Laws of clients, lanes, groups and plays, after each fault and in the end.
 
 The daemon under test notes each lease as it is applied (`tests.faults.daemon`), and once more when it reads its journal
 again. So the lanes of every leased group are known in their order, and that a restart makes the same of them.
@@ -53,7 +53,7 @@ class Leases:
         self._path, self._reader = path, Reader()
         self.found: dict[int, Lease] = {}
         self.again = 0
-        """How many were read again, and were the same."""
+        """The number that was read again, and was the same."""
 
     def read(self) -> None:
         for note in self._reader.new(self._path):

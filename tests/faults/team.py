@@ -1,4 +1,4 @@
-"""What must hold of the shares of models, after each fault and in the end.
+"""Laws of the shares of models, after each fault and in the end.
 
 Four who know nothing of each other are compared: the daemon's records, its own notes of what it leased and dropped,
 what each trainer noted, and what is in the weights of each.
@@ -55,14 +55,14 @@ class Team:
     get: Callable[[str], Any]
     counts: Counter[str]
     acked: dict[Share, str] = field(default_factory=dict)
-    """What was acknowledged as trained, and in which batch."""
+    """The shares that were acknowledged as trained, and in which batch."""
     refused: dict[Share, str] = field(default_factory=dict)
-    """What a trainer did not train of a batch, and why; noted before the daemon heard of it."""
+    """The shares that a trainer did not train of a batch, and why; noted before the daemon heard of it."""
     acking: dict[str, str] = field(default_factory=dict)
     """The batch that the trainer of a model acknowledges at this moment."""
     acks: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
-    """How many acknowledgements the trainer of each model noted, and how many answers the agents."""
+    """The number of acknowledgements that the trainer of each model noted, and of answers that the agents did."""
 
     def take(self, note: Mapping[str, Any], leased: Mapping[str, Mapping[str, Any]]) -> list[Share]:
         """A trainer's note about an acknowledgement. What of the batch was trained, if it is done."""
@@ -98,7 +98,7 @@ class Team:
                 assert share != "leased" or (model, name) in given, f"nobody leased {name} to the trainer of {model}"
 
     def check_acked(self, acked: Iterable[Share], records: Mapping[str, Record]) -> None:
-        """What a trainer says that it trained is trained for its model."""
+        """Checks that what a trainer says that it trained is trained for its model."""
         for model, episode in acked:
             assert shares(records[episode]).get(model) == "trained", f"{model} trained {episode}: {records[episode]}"
 
@@ -141,8 +141,8 @@ class Team:
         self.counts["shares that one trainer refused and the other trained"] = apart
 
     def _check_weights(self, model: str, trained: set[str]) -> None:
-        """What the weights hold and what the ledger calls trained is the same, but for what the trainer would refuse to
-        train again: what it lost, and what the checkpoint it would start from has to acknowledge first."""
+        """The weights hold exactly what the ledger calls trained, but for what the trainer would refuse to train again:
+        what it lost, and what the checkpoint it would start from has to acknowledge first."""
         latest = self.stage.checkpoint(model)
         weights, history = set(latest["weights"]), latest["history"]
         refused = set(history["lost"]).union(*(batch["episodes"] for batch in history["saved"]))

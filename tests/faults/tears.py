@@ -51,7 +51,7 @@ def written(data_dir: Path, engine: str) -> list[bytes]:
 
 
 async def state_of(data_dir: Path) -> str:
-    """What a daemon that opens `data_dir` would show, after a check that its ledger balances."""
+    """The state that would be shown by a daemon that opens `data_dir`, after a check that its ledger balances."""
     store = Store.open(data_dir, SETTINGS)
     try:
         check(store.state)

@@ -49,7 +49,7 @@ MOST_TOKENS = dict(zip(MODELS, (100_000, 151), strict=True))
 
 
 class Orders:
-    """What is wanted of this process: ``kill INSTANT`` or ``stop INSTANT``, in a file that an order leaves when it is
+    """The orders of this process: ``kill INSTANT`` or ``stop INSTANT``, in a file that an order leaves when it is
     carried out."""
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +60,7 @@ class Orders:
             os.kill(os.getpid(), what)
 
     def during(self, instant: str, most_s: float = 0.02) -> None:
-        """What comes next lasts for a while."""
+        """Carries an order out at some moment of what comes next, which lasts for a while."""
         if (what := self._wanted(instant)) is not None:
             threading.Timer(random.uniform(0, most_s), os.kill, (os.getpid(), what)).start()
 
@@ -173,7 +173,7 @@ class NotedLink(Link):
 
 
 def run(url: str, model: str, folder: Path, notes: Path, stop: Path) -> None:
-    """What the process does, until the file `stop` is there."""
+    """Runs in the process until the file `stop` is there."""
     orders = Orders(folder / "order")
     learner = Stub(folder, model, orders)
     config = Config(

@@ -30,9 +30,9 @@ from tests.sdk.test_frame import batch
 
 HERE = Path(__file__).parent
 KEPT = ("journal/*", "archive*")
-"""What of a data directory is no machine's own: no keys and no locks."""
+"""The files of a data directory that are no machine's own: no keys and no locks."""
 PATIENT = {"idle_timeout": 1e11, "wall_timeout": 1e11}
-"""What is open stays so for as long as anybody reads it."""
+"""Timeouts: an episode that is open stays so for as long as anybody reads it."""
 
 
 async def call(client: Client, episode: str, content: str, path: str = "chat/completions", **more: Any) -> str:
@@ -171,7 +171,7 @@ async def second_life(client: Client) -> None:
 
 
 async def told(client: Client) -> dict[str, Any]:
-    """What the daemon says."""
+    """All that the daemon says."""
     status = await client.status()
     listed = (await client.control("GET", "/episodes?limit=1000")).json["episodes"]
     names = sorted(item["episode"] for item in listed)

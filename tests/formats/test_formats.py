@@ -1,4 +1,4 @@
-"""What was left on disk is read, and says the same. `tests.formats.record` has recorded it."""
+"""Formats: files that were left on disk are read, and say the same. `tests.formats.record` has recorded it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def data_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, Any]:
-    """What the daemon said of it."""
+    """All that the daemon said of it."""
     found: dict[str, Any] = json.loads(lzma.decompress((HERE / "said.json.xz").read_bytes()))
     found["status"].pop("archived")  # grows with each start
     return found
 
 
 def holds(new: Any, old: Any) -> bool:
-    """Whether all that is in `old` is in `new`, which may have more fields."""
+    """Tell whether all that is in `old` is in `new`, which may have more fields."""
     if isinstance(old, dict):
         return isinstance(new, dict) and all(name in new and holds(new[name], value) for name, value in old.items())
     if isinstance(old, list):

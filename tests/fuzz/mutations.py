@@ -1,4 +1,5 @@
-"""What can happen to an engine's answer on its way: a seeded choice of mutations of its events, or of its document.
+"""Things that can happen to an engine's answer on its way: a seeded choice of mutations of its events, or of its
+document.
 
 Each takes the parts and gives new ones. A part is one event, blank line included, unless a mutation of bytes has made
 something else of it.

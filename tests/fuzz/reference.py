@@ -1,4 +1,5 @@
-"""What the client must see of an engine's answer, said a second time and in another way than the proxy does it.
+"""The part of an engine's answer that the client must see, said a second time and in another way than the proxy does
+it.
 
 The rule: the bytes are the engine's, one for one, except
 
@@ -29,7 +30,7 @@ Writer = Callable[[Any], str]
 
 
 class Loose(Exception):
-    """What is to be seen cannot be foretold byte by byte."""
+    """The client's view cannot be foretold byte by byte."""
 
 
 class Reference:
@@ -40,11 +41,11 @@ class Reference:
         self._path = path
         self._begun: set[int] = set()
         self.ids: dict[int, list[Any]] = {}
-        """What the answer reports for each choice, as far as it is well formed."""
+        """The ids that the answer reports for each choice, as far as it is well formed."""
         self.prompts: list[Any] = []
 
     def event(self, raw: bytes) -> bytes:
-        """What is to be seen of one event; raises `Loose`."""
+        """The bytes that are to be seen of one event; raises `Loose`."""
         lines = [line for line in _lines(raw) if _data(line[0]) is not None]
         data = b"\n".join(_data(line) or b"" for line, _ in lines)
         if not lines or data == b"[DONE]":
@@ -63,13 +64,13 @@ class Reference:
         return out
 
     def document(self, body: bytes) -> bytes:
-        """What is to be seen of an answer in one piece; raises `Loose`."""
+        """The bytes that are to be seen of an answer in one piece; raises `Loose`."""
         seen = self._text(body, whole=True)
         assert seen is not None
         return seen
 
     def _text(self, data: bytes, *, whole: bool = False) -> bytes | None:
-        """What is to be seen of an event's data or of a `whole` document; None: nothing."""
+        """The bytes that are to be seen of an event's data or of a `whole` document; None: nothing."""
         try:
             value = json.loads(data.decode())
         except (ValueError, RecursionError):

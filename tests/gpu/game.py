@@ -105,7 +105,7 @@ def report(folder: Path) -> list[str]:
 
 
 def slept(log: Path) -> list[str]:
-    """How often vLLM slept, what that freed, and how long it took, by its own words."""
+    """The sleeps of vLLM: their number, what they freed and the time that they took, by its own words."""
     words = log.read_text(errors="replace") if log.exists() else ""
     freed = re.findall(r"sleep freed ([0-9.]+) GiB", words)
     lines = [f"  slept {len(freed)} times, the last freed {freed[-1]} GiB"] if freed else []

@@ -39,7 +39,7 @@ class Stage:
     def run(
         self, *command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, limit_s: float = 600
     ) -> str:
-        """What `command` printed; it must succeed. It knows the proxy by AJET_PROXY_URL alone."""
+        """The output of `command`, which must succeed. It knows the proxy by AJET_PROXY_URL alone."""
         own = clean(AJET_PROXY_URL=self.proxy) | dict(env or {})
         done = subprocess.run(command, env=own, cwd=cwd, capture_output=True, text=True, timeout=limit_s, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

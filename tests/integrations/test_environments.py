@@ -193,7 +193,7 @@ def test_openenv(theatre: Stage) -> None:
 
 
 def play_where_all_is_taken(theatre: Stage, url: str, program: Sequence[str]) -> str:
-    """What `program` prints that was refused by the server at `url`, until it had free places."""
+    """The output of `program`, which was refused by the server at `url`, until it had free places."""
     others = (python_of("openenv"), "-c", HOLDS, url)
     with (
         subprocess.Popen(others, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=clean()) as holding,

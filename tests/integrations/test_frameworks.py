@@ -21,7 +21,7 @@ from tests.kit.engine_script import Rule
 from tests.kit.rig import Rig
 
 EXACT = ("first_turn", "exact")
-"""What becomes of the continuity of two calls where an agent keeps to its history."""
+"""The continuity of two calls where an agent keeps to its history."""
 UNKNOWN = ("first_turn", "unknown_history")
 LEFT_OUT = ("first_turn", "words_left_out")
 

@@ -41,7 +41,7 @@ def ask(said: Any, *, fault: Any = None, stream: bool = False, leaves: str = "")
 
 
 def proxy(route: str, body: bytes | None = None, **headers: str) -> Any:
-    """What the proxy answers."""
+    """The answer of the proxy."""
     request = urllib.request.Request(os.environ["AJET_PROXY_URL"] + route, body, JSON | headers)
     with urllib.request.urlopen(request) as answer:
         return json.load(answer)
@@ -66,7 +66,7 @@ def play(cell: dict[str, Any]) -> None:
 
 
 def go_on(cell: dict[str, Any]) -> None:
-    """What comes after the request that failed."""
+    """Does what comes after the request that failed."""
     if cell["after"] == "repeats":
         ask(ASKED, stream=cell["stream"])
     elif cell["after"] == "falls back":

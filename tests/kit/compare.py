@@ -1,4 +1,4 @@
-"""Whether two answers to one request are the same to the agent: all but ids, times and how tokens shared an event.
+"""Compares two answers to one request as the agent sees them: all but ids, times and how tokens shared an event.
 
 The engine itself puts one or several tokens in an event, as time allows, so two streams are compared by what they tell:
 per choice the joined text, tool calls, ids and logprobs, the end, and every shape of event, key by key and in order. If

@@ -1,4 +1,4 @@
-"""Whether two answers with named events (``/v1/messages``, ``/v1/responses``) are the same to the agent: all but ids,
+"""Compares two answers with named events (``/v1/messages``, ``/v1/responses``) as the agent sees them: all but ids,
 times, signatures and what was cached.
 
 In a stream, how many tokens share an event is the engine's whim, so deltas that follow one another in one block are

@@ -53,7 +53,7 @@ class Caller:
         return self._decided(self.asked(method, path, body, **more))
 
     def ask(self, method: str, path: str, body: Any = None, **more: Any) -> dict[str, Any]:
-        """What is answered in the end."""
+        """The answer in the end."""
         asked = self.asked(method, path, body, **more)
         while isinstance((answer := self._decided(asked)).events, Part):
             self.rig.run(answer.events)

@@ -65,7 +65,7 @@ class ControlStub:
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
 
     def count(self, method: str, ending: str) -> int:
-        """How many requests came to a path with this ending."""
+        """The number of requests that came to a path with this ending."""
         return sum(heard.method == method and heard.path.split("?")[0].endswith(ending) for heard in self.heard)
 
     def _respond(self, heard: Heard) -> Say | None:

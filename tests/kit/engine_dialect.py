@@ -1,4 +1,4 @@
-"""How vLLM 0.31 writes its answers: generations in, the exact JSON bodies and stream events out (compare the tapes).
+"""Answers as vLLM 0.31 writes them: generations in, the exact JSON bodies and stream events out (compare the tapes).
 
 What it does that others do not, and that a proxy must put back: nulls for what was not asked (`token_ids`,
 `prompt_token_ids`, `prompt_text`, …), extra events with an empty delta for tokens that show no text when ids or
@@ -183,7 +183,7 @@ def _tool_delta(reply: Reply, index: int, place: int, seen: str, piece: str) -> 
 
 
 def _closed(seen: str) -> bool:
-    """Whether the last character only closes the call, after its arguments."""
+    """Tell whether the last character only closes the call, after its arguments."""
     try:
         json.loads(seen)
     except ValueError:

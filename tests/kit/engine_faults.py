@@ -1,4 +1,4 @@
-"""What can go wrong with the scripted engine, and what a spoiled answer looks like."""
+"""Faults of the scripted engine, and the looks of a spoiled answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REFUSED = {"refuses_ids": IDS, "refuses_logprobs": LOGPROBS, "refuses_both": (*I
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong, for the next `times` requests to an LLM route. `kind` is one of `KINDS`."""
+    """A fault, for the next `times` requests to an LLM route. `kind` is one of `KINDS`."""
 
     kind: str
     times: int = 1
@@ -75,7 +75,7 @@ def without_ids(body: bytes, kind: str) -> bytes:
 
 
 def finishes(event: bytes) -> bool:
-    """Whether `event` has the finish of a choice, or the final response."""
+    """Tell whether `event` has the finish of a choice, or the final response."""
     return b'"finish_reason":"' in event or b'"type":"response.completed"' in event
 
 
@@ -98,5 +98,5 @@ def spoiled(events: Iterator[bytes], kind: str, after: int) -> Iterator[bytes]:
 
 
 def event_of_error() -> bytes:
-    """How vLLM tells of a failure inside a stream that has begun with status 200."""
+    """The event by which vLLM tells of a failure inside a stream that has begun with status 200."""
     return b"data: " + dialect.error(500, "EngineCore encountered an issue.", "InternalServerError") + b"\n\n"

@@ -1,4 +1,4 @@
-"""How vLLM 0.31 writes answers on ``/v1/responses``: generations in, the exact JSON body and stream events out.
+"""Answers on ``/v1/responses`` as vLLM 0.31 writes them: generations in, the exact JSON body and stream events out.
 
 A request is first brought into the form of a chat (`as_chat`), from which the scripted model generates. Logprobs stand
 beside text only, raw messages with ids in the last word only, and the ids of items in a stream are not those of the

@@ -1,4 +1,4 @@
-"""How the scripted engine samples where a request does not say, and what it answers if it is asked about that.
+"""The sampling of the scripted engine where a request does not say it, and its answers if it is asked about that.
 
 A proxy asks once for each model. These questions are noted apart from agents' requests, and no fault meets them.
 """
@@ -34,7 +34,7 @@ class Sampling:
     asked: list[tuple[str, Any]] = field(default_factory=list)
 
     def concerns(self, path: str, body: Any) -> bool:
-        """Whether a request is such a question."""
+        """Tell whether a request is such a question."""
         said = body if isinstance(body, dict) else {}
         of_response = said.keys() - {"model"} == {"input", "max_output_tokens", "store"} and said["input"] == "?"
         return path.endswith(RENDER) or said.get("prompt") == [11] or of_response

@@ -1,4 +1,4 @@
-"""What the stub engine says when a test has a story to tell: rules from the words of a conversation to a reply.
+"""The words of the stub engine when a test has a story to tell: rules from the words of a conversation to a reply.
 
 The latest message that a rule's `when` occurs in decides, and of its rules the first that can be followed; a program's
 own prompts around it do not matter, nor how often it asks. A rule that calls a tool can only be followed by a request

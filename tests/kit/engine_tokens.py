@@ -63,7 +63,7 @@ def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] |
 
 
 def message_text(message: dict[str, Any]) -> str:
-    """What a message shows the model: its text parts, then its tool calls."""
+    """The text that a message shows the model: its text parts, then its tool calls."""
     content = message.get("content") or ""
     text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
     calls = (call["function"] for call in message.get("tool_calls") or ())
@@ -100,7 +100,8 @@ def generate(prompt: Sequence[int], body: dict[str, Any], index: int, said: str 
 
 
 def logprob_of(before: Sequence[int], token: int) -> float:
-    """How likely `token` is after `before`, of which the last 16 count: the same when it is sampled and when scored."""
+    """The logprob of `token` after `before`, of which the last 16 count: the same when it is sampled and when
+    scored."""
     return -(crc32(repr((list(before[-16:]), token)).encode()) % 997 + 1) / 256
 
 

@@ -17,7 +17,7 @@ SMALL: dict[str, Any] = {
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "index_topk": 8, "index_head_dim": 16,
     "index_n_heads": 2, "n_layer": 2, "n_head": 4, "n_embd": 64, "d_model": 64, "ffn_dim": 96,
 }  # fmt: skip
-"""What makes most models small; each takes what it knows."""
+"""Settings that make most models small; each takes those that it knows."""
 NARROW = {
     "sliding_window": 16, "attention_chunk_size": 16, "keep_window_size": 16, "mamba_n_heads": 8, "mamba_d_state": 16,
     "mamba_chunk_size": 16, "chunk_size": 16, "ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 16,
@@ -42,7 +42,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "zamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
     "zamba2": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "mamba", "hybrid"]},
 }
-"""What some need besides."""
+"""Settings that some need besides."""
 SECTIONS = {
     "glm4v_text": [4, 2, 2], "glm_ocr_text": [4, 2, 2], "glm4v_moe_text": [2, 1, 1], "paddleocr_vl_text": [2, 1, 1],
     "qwen2_5_omni_text": [4, 2, 2], "qwen2_5_vl_text": [4, 2, 2], "qwen2_vl_text": [4, 2, 2],

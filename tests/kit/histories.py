@@ -257,7 +257,7 @@ def histories(draw: st.DrawFn, least: int = 0, begins: Callable[[], LedgerRig] =
 
 
 APART = ("archive", "leaving")
-"""What of a room is not in memory."""
+"""The parts of a room that are not in memory."""
 
 
 def everything(state: State) -> dict[str, Any]:

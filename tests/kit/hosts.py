@@ -70,7 +70,7 @@ class Hosts:
             os.close(before)
 
     def cut(self, one: str, other: str, *, back: bool = True) -> None:
-        """What `one` sends to the `other` is lost from now on, and what comes back, too."""
+        """Has what `one` sends to the `other` be lost from now on, and what comes back, too."""
         self._rules("add", one, other, back)
 
     def mend(self, one: str, other: str, *, back: bool = True) -> None:

@@ -24,7 +24,7 @@ class JudgeStub:
 
 
 def shown_in(body: dict[str, Any]) -> dict[str, Any]:
-    """What a request has in its fence."""
+    """The object that a request has in its fence."""
     found: dict[str, Any] = json.loads(re.split(r"\nDATA-\w+\n", body["messages"][1]["content"])[1])
     return found
 

@@ -169,7 +169,7 @@ def check(state: State) -> None:
 
 
 def check_judging(state: State, episodes: Sequence[Episode]) -> None:
-    """What awaits a judgement and what became of it, against a slow count."""
+    """Compares the counts of what awaits a judgement, and of what became of it, with a slow count."""
     for one in episodes:
         assert (one.id in state.episodes.awaiting) == awaits(one)
         assert not (one.withdrawn and (one.state == "ready" or awaits(one)))
@@ -202,7 +202,7 @@ def check_seats(state: State, episodes: Sequence[Episode]) -> None:
 
 
 def check_progress(state: State, episodes: Sequence[Episode]) -> None:
-    """What is open and ready of each group key and lane, against a slow count."""
+    """Compares what is open and ready of each group key and lane with a slow count."""
     progress = state.seats.progress
     opened = Counter(one.group_key for one in episodes if one.state in ("open", "sealed") and one.awaited)
     ready = Counter(state.episodes[name].group_key for _, name in state.seats.queues.ready())
@@ -216,7 +216,7 @@ def check_progress(state: State, episodes: Sequence[Episode]) -> None:
 
 
 def check_counts(state: State, name: str) -> None:
-    """What counts for the mix of that name, against a slow count."""
+    """Compares what counts for the mix of that name with a slow count."""
     counts, mix = state.mixes.table[name].counts, state.mixes.table[name].mix
     open_now = [
         one for one in state.episodes.values() if one.state in ("open", "sealed") and one.awaited
@@ -236,7 +236,7 @@ def check_counts(state: State, name: str) -> None:
 
 
 def check_clients(state: State, episodes: Sequence[Episode]) -> None:
-    """What is counted for each client, against a slow count over all `episodes`."""
+    """Compares what is counted for each client with a slow count over all `episodes`."""
     clients = state.clients
     for client in (*clients.live.values(), *clients.gone.values()):
         own = [episode for episode in episodes if episode.opening.client == client.id]
@@ -466,11 +466,11 @@ class LedgerRig:
         return self.run(self.commands.trainers.gate_open(GateOpen(version, model), at=self.at))
 
     def mix(self, shares: Mapping[str, float] | None = None, **fields: Any) -> int:
-        """How many events it makes."""
+        """The number of events that it makes."""
         return len(self.run(self.commands.leases.set_mix(SetMix(shares, **fields), at=self.at)))
 
     def full(self, task: str | None = "t", **fields: Any) -> bool:
-        """Whether an opening would have to wait."""
+        """Tell whether an opening would have to wait."""
         body = OpenEpisode(task=task, **fields)
         where = paced(self.state, self.commands.open_episode(body, episode=body.id or "new", at=self.at, tenant=""))
         return where is not None and self.state.mixes.room(where[0].lane, where[1]) == 0
@@ -503,7 +503,7 @@ class LedgerRig:
         return self.run(self.commands.expire(self.at))
 
     def tick(self) -> None:
-        """What time alone makes true, all of it."""
+        """Does what time alone makes true, all of it."""
         while self.expire():
             """As the daemon does."""
 

@@ -82,7 +82,7 @@ class Namespace:
         return ("nsenter", "--target", str(self.pid), "--net", "--mount", "--")
 
     def run(self, *command: str, **more: str) -> str:
-        """What `command` printed, on both; it must succeed. `more` is added to its environment."""
+        """The output of `command`, on both; it must succeed. `more` is added to its environment."""
         done = subprocess.run(
             [*self.inside, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
             check=False, env=os.environ | more,

@@ -1,4 +1,4 @@
-"""What the memory of conversations is told of a call, and asked for a request, of whatever route."""
+"""Tells the memory of conversations of a call, and asks it for a request, of whatever route."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whether each room of the core is covered, branch by branch, by the tests of that room.
+"""Looks whether each package of the core is covered, branch by branch, by the tests of that package.
 
-What another room's test happens to run does not count: a room is understood from its own tests alone.
+What another package's test happens to run does not count: a package is understood from its own tests alone.
 
     .venv/bin/coverage run -m pytest tests/proxy/core && .venv/bin/python -m tests.kit.own_coverage
 """

@@ -43,9 +43,9 @@ def came_of(
     mix: Mapping[str, float], episodes: int, *, at_once: int = 2 * SIZE, stream: bool = False, lost: float = 0.0,
     seed: int = 0,
 ) -> Figures:
-    """What came of `episodes` of paces in these proportions, of which a share is `lost` to the world, and played again.
-    Each task is open so many times `at_once`, and then the next one is. In a `stream` there is one task, which is
-    opened again whenever an episode of it ends. A trainer takes groups as soon as it can."""
+    """The outcome of `episodes` of paces in these proportions, of which a share is `lost` to the world, and played
+    again. Each task is open so many times `at_once`, and then the next one is. In a `stream` there is one task, which
+    is opened again whenever an episode of it ends. A trainer takes groups as soon as it can."""
     dice, figures = random.Random(seed), Figures()
     rig = LedgerRig(LedgerSettings(idle_timeout=1e6, wall_timeout=1e6, group_size=SIZE))
     paces, rewards, ends = dict[str, str](), dict[str, float](), list[tuple[float, str]]()

@@ -33,7 +33,7 @@ def headings(text: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """What a link to a place on the page may name: its headings as GitHub turns them into names."""
+    """The anchors that a link to a place on the page may name: its headings as GitHub turns them into names."""
     seen: Counter[str] = Counter()
     out = set()
     for heading in headings(text):
@@ -63,7 +63,7 @@ def contract() -> dict[str, str]:
 
 
 def sections(text: str) -> dict[str, str]:
-    """What stands under each numbered heading, by its number, up to the next heading."""
+    """The text under each numbered heading, by its number, up to the next heading."""
     found: dict[str, str] = {}
     for part in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
         number = re.match(r"#+ (\d+(?:\.\d+)*)\.? ", part)
@@ -93,7 +93,7 @@ def tables(text: str) -> list[list[list[str]]]:
 
 
 def words(text: str) -> list[str]:
-    """What stands in backquotes, in order; blocks of code are left out."""
+    """The words in backquotes, in order; blocks of code are left out."""
     return re.findall(r"`([^`]+)`", FENCE.sub("", text))
 
 

@@ -106,12 +106,13 @@ class ProxyProcess:
         return subprocess.run(command, capture_output=True, check=True, text=True, env=self._env).stdout.strip()
 
     def report(self) -> dict[str, Any]:
-        """What ``GET /ajet/v1/status`` says, which takes its time where the machine trains a model meanwhile."""
-        found: dict[str, Any] = httpx.get(f"{self.url}/ajet/v1/status", timeout=300, trust_env=False, verify=False).json()
+        """The answer of ``GET /ajet/v1/status``, which takes its time where the machine trains a model meanwhile."""
+        answer = httpx.get(f"{self.url}/ajet/v1/status", timeout=300, trust_env=False, verify=False)
+        found: dict[str, Any] = answer.json()
         return found
 
     def errors(self) -> str:
-        """What the proxy has written to its standard error, in all its lives."""
+        """The text that the proxy has written to its standard error, in all its lives."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def _end(self, number: signal.Signals | None, timeout: float = 300.0) -> int:

@@ -88,7 +88,7 @@ REASONING_CASES: dict[str, dict[str, Any]] = {
     "reasoning-low": {"reasoning": {"effort": "low", "summary": "auto"}},
     "reasoning-before": {"input": TURNS, "tools": [TOOL], "include": ["reasoning.encrypted_content"]},
 }
-"""What a server with a reasoning parser answers in a way of its own (see `record_tapes.REASONING`)."""
+"""Requests that a server with a reasoning parser answers in a way of its own (see `record_tapes.REASONING`)."""
 PASSED_THROUGH = ("background",)
 
 

@@ -125,7 +125,7 @@ REASONING_CASES: dict[str, dict[str, Any]] = {
         "parallel_tool_calls": False,
     },
 }  # fmt: skip
-"""What only a server with a reasoning parser answers in a way of its own (see `REASONING`)."""
+"""Requests that only a server with a reasoning parser answers in a way of its own (see `REASONING`)."""
 REASONING = ("--reasoning-parser", "deepseek_r1", "--structured-outputs-config", '{"enable_in_reasoning": true}')
 PASSED = (
     "chat-beam", "chat-beam-stream", "completions-beam", "completions-beam-stream", "completions-echo-prompt-ids",

@@ -14,7 +14,8 @@ from ajet_sdk.errors import AjetError
 def refused(
     kind: type[AjetError], code: str | None = None, *, param: str | None = None, match: str | None = None
 ) -> Iterator[None]:
-    """What is in it raises an error of `kind`, with this code and field where they are given, and these words."""
+    """Expects that what is in it raises an error of `kind`, with this code and field where they are given, and these
+    words."""
     with pytest.raises(kind, match=match) as caught:
         yield
     assert (code or caught.value.code, param or caught.value.param) == (caught.value.code, caught.value.param)

@@ -1,4 +1,4 @@
-"""What `ajet-trainer run --watch --config FILE` looks like to a supervisor, with steps of some milliseconds.
+"""A trainer that looks to a supervisor like `ajet-trainer run --watch --config FILE`, with steps of some milliseconds.
 
 A step is one rename: the checkpoint, with the process and the learning rate. Then it stands in ``history``, and if
 a kill comes in between, after the next start. What ``model_name`` says, it does otherwise: ``refused`` cannot be used,

@@ -1,4 +1,4 @@
-"""How much work something is, on any machine, however busy: in function calls, or in processor time."""
+"""The work that something is, on any machine, however busy: in function calls, or in processor time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def steps(work: Callable[[], object]) -> int:
 
 
 def processor_s(run: Callable[[], T]) -> tuple[T, float]:
-    """What `run` gives, and the seconds of processor time of the programs that it ran to their end."""
+    """The result of `run`, and the seconds of processor time of the programs that it ran to their end."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     given = run()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

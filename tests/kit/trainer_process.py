@@ -126,7 +126,7 @@ class TrainerProcess:
         return found
 
     def words(self) -> str:
-        """What a user saw, and the end of what the libraries wrote."""
+        """The lines that a user saw, and the end of what the libraries wrote."""
         library = self.run_dir / "verl.log"
         tail = library.read_text(errors="replace")[-3000:] if library.exists() else ""
         return f"{self.log.read_text(errors='replace')}\n--- verl.log\n{tail}"

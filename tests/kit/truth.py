@@ -1,4 +1,5 @@
-"""How far a trainer's probabilities are from those that tokens were sampled with, before and after `sampling` looks.
+"""The distance of a trainer's probabilities from those that tokens were sampled with, before and after `sampling`
+looks.
 
 Before: every call is computed at temperature 1 and none is weighted, which is what a trainer does that is told nothing.
 """

@@ -1,4 +1,5 @@
-"""What `make dist` builds: its contents, and its programs in fresh environments, installed as a user does."""
+"""The distributions that `make dist` builds: their contents, and their programs in fresh environments, installed as
+a user does."""
 
 from __future__ import annotations
 

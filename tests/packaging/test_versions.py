@@ -22,7 +22,7 @@ DAEMON, ENGINE = locked("daemon.lock"), locked("engine.lock")
 
 
 def accepted() -> dict[str, str]:
-    """What pyproject.toml asks of each dependency, by its name in small letters."""
+    """The versions that pyproject.toml asks of each dependency, by its name in small letters."""
     named = re.findall(r'"([\w-]+)([=<>][^";]*)?(?:;[^"]*)?"', PROJECT.partition("[project.scripts]")[0])
     return {name.lower(): bounds for name, bounds in named}
 

@@ -75,7 +75,7 @@ async def test_on_a_full_disk_no_call_is_complete_whose_client_got_no_end(
 
 
 async def none_runs(http: httpx.AsyncClient, proxy: ProxyProcess, calls: int) -> bool:
-    """Whether so many calls were made, and the engine has answered all."""
+    """Tell whether so many calls were made, and the engine has answered all."""
     found = (await http.get(f"{proxy.url}/ajet/v1/episodes/one")).json()["calls"]
     return len(found) == calls and all(call["complete"] for call in found)
 

@@ -46,7 +46,7 @@ def faults(findings: list[Finding]) -> list[str]:
 
 
 async def examined(stub: EngineStub, data_dir: Path, fault: str = "", **settings: Any) -> list[Finding]:
-    """What is found of an engine of which each answer has a `fault`."""
+    """The findings on an engine of which each answer has a `fault`."""
     async with stub:
         stub.faults += [Fault(fault, times=99)] if fault else []
         return await examine(Config(upstream=(stub.url + "/v1",), data_dir=str(data_dir), **settings))

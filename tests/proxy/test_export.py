@@ -120,7 +120,7 @@ def test_what_users_said_is_in_every_form(tmp_path: Path, archived: bool) -> Non
 
 
 def test_trees(data: Path) -> None:
-    """What they have laid out are the samples, archived or not, and a task's group holds both."""
+    """Laid out, they are the samples, archived or not, and a task's group holds both."""
     own = ("responses", "feedback")
     samples = [{name: value for name, value in row.items() if name not in own} for row in exported(data)]
     trees, groups = exported(data, "--tree"), exported(data, "--tree", "--by", "group")

@@ -28,7 +28,7 @@ Score = Callable[[dict[str, Any]], Any]
 
 
 class Bench:
-    """What a test sees of a judge at work."""
+    """The view that a test has of a judge at work."""
 
     def __init__(self, work: Work, said: list[str], shown: list[str]) -> None:
         self.work, self.said, self.shown = work, said, shown
@@ -264,7 +264,7 @@ async def test_what_is_redacted_reaches_no_judge_and_none_withdraws(client: Clie
 async def test_a_model_whose_trainer_comes_after_it_does_not_judge_itself(
     client: Client, monkeypatch: pytest.MonkeyPatch, relative: bool
 ) -> None:
-    """What it would judge tells of which model it is."""
+    """The episode that it would judge tells of which model it is."""
     monkeypatch.setattr("ajet_proxy.core.ledger.judging.GATHERS_S", 0.0)
     (name,) = await played(client)
     with judging(rated(1)) as grader:

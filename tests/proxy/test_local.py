@@ -72,7 +72,7 @@ def test_without_sudo_it_says_so_in_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="is about Linux")
 def test_workers_are_spared_whatever_their_program_is_called(tmp_path: Path) -> None:
-    """What listens under a name that is caught is reached by nobody."""
+    """A program that listens under a name that is caught is reached by nobody."""
     assert interceptor._spec(split_mode("local:python3")) == f"local:python3,!{WORKER}"
     with ProxyProcess(None, tmp_path / "data", options=("--workers", "2")) as proxy:
         assert [Path(f"/proc/{pid}/comm").read_text() for pid in children(proxy.pid)] == [f"{WORKER}\n"] * 2

@@ -179,7 +179,7 @@ def journal_of(data: Path, rig: LedgerRig) -> Path:
 
 
 def delivered(rig: LedgerRig, batch: str | None) -> list[object]:
-    """What a trainer decodes, as JSON."""
+    """The batch as a trainer decodes it, as JSON."""
     assert batch is not None
     groups = decode_batch(encode_batch(views.batch(rig.state, batch))).groups
     return [sample.to_json() for group in groups for item in group.episodes for sample in item.samples]

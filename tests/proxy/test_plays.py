@@ -60,7 +60,7 @@ def let_end(tasks: Path, number: int) -> None:
 
 
 def command(url: str, tasks: Path, *more: str, epochs: int = EPOCHS) -> tuple[list[str], dict[str, str]]:
-    """What plays `tasks` at the daemon at `url`, and its environment."""
+    """The command that plays `tasks` at the daemon at `url`, and its environment."""
     argv = [
         *AJET, "run", "--tasks", str(tasks), "--repeat", str(REPEAT), "--epochs", str(epochs), "--parallel", "3",
         "--name", "player", *more, "--", sys.executable, str(tasks.parent / "agent.py"),

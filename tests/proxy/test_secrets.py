@@ -63,7 +63,7 @@ async def test_no_secret_is_in_anything_a_daemon_writes_or_says(tmp_path: Path) 
 
 
 def shown_of(pid: int) -> bytes:
-    """What every user of the machine can see of a process."""
+    """The part of a process that every user of the machine can see."""
     return Path(f"/proc/{pid}/cmdline").read_bytes() if sys.platform == "linux" else b""
 
 

@@ -289,7 +289,7 @@ async def test_later_parts_of_a_chat_are_as_the_first_while_the_key_allows_it(
 
 
 async def test_a_chat_that_is_sealed_while_its_user_waits_goes_on_as_a_part_of_it(client: Client) -> None:
-    """What was withdrawn stays so: nobody learns from what comes after the wait."""
+    """A withdrawn chat stays so: nobody learns from what comes after the wait."""
     user = User(client)
     await user.says("one", **{"X-AJet-Traffic": "0"})
     await client.control("POST", "/gate/close", {"wait_s": 0})

@@ -90,7 +90,7 @@ def foreign_host(net: Namespace, folder: Path, address: str) -> Iterator[str]:
 
 
 def calls_seen(net: Namespace, proxy: ProxyProcess, told: str) -> list[tuple[bool, str]]:
-    """Whether each call of the one rewarded episode in the table `told` is whole, and who named it."""
+    """The calls of the one rewarded episode in the table `told`: whether each is whole, and who named it."""
     assert "1 episode: 1 rewarded, mean reward 1" in told
     episode = next(word for word in told.split() if word.startswith("ep-"))
     shown = net.run(*AJET, "show", episode, "--json", AJET_PROXY_URL=proxy.url, AJET_API_KEY=SECRET)

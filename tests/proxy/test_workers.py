@@ -192,7 +192,7 @@ async def test_a_worker_that_is_killed_loses_its_calls_and_no_others(tmp_path: P
 
 
 def replaced(client: Client, before: dict[int, int]) -> bool:
-    """Whether another worker than `before` has taken the first place, and two of them answer."""
+    """Tell whether another worker than `before` has taken the first place, and two of them answer."""
     now = pids(client)
     assert client.app.workers is not None
     return now.get(1, before[1]) != before[1] and client.app.workers.listening == 2
@@ -219,7 +219,7 @@ async def test_a_worker_that_starts_is_not_taken_for_one_that_hangs(
 async def test_a_daemon_that_stood_still_takes_no_worker_for_one_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they answered meanwhile is there to be read."""
+    """The answers that they gave meanwhile are there to be read."""
     loop, ask, asked = asyncio.get_running_loop(), WorkerConnection.ask, Counter[WorkerConnection]()
     answered = set[WorkerConnection]()
 

@@ -253,7 +253,7 @@ TOGETHER = [(routes.Lease, "model"), (routes.Feedback, "episode"), (routes.Feedb
 
 @each_field("int", "float")
 def test_every_number_of_a_body_has_bounds(body: type[Any], one: Any) -> None:
-    """What is beyond them is refused by the field's name, whoever makes the body."""
+    """A number beyond them is refused by the field's name, whoever makes the body."""
     least, most, above = one.metadata["bounds"]
     whole = str(one.type).startswith("int")
     good = [most] if above else [least, most]

@@ -43,7 +43,7 @@ def rig(running: ProxyProcess, ajet: Ajet, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def leased(rig: Rig, model: str, **body: Any) -> Any:
-    """What the trainer of `model` leases, as a batch; None if there is nothing."""
+    """The batch that the trainer of `model` leases; None if there is nothing."""
     answer = rig.post("/batches/lease", {"model": model, "group_size": 1, **body})
     assert answer.status_code in (200, 204), answer.text
     return decode_batch(answer.content) if answer.status_code == 200 else None

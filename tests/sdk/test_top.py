@@ -148,7 +148,7 @@ def test_rates_are_made_of_two_answers(stub: ControlStub, monkeypatch: pytest.Mo
 
 
 class Terminal(io.StringIO):
-    """What a terminal of 60 columns and 12 lines is sent."""
+    """The text that a terminal of 60 columns and 12 lines is sent."""
 
     def isatty(self) -> bool:
         return True
@@ -160,7 +160,7 @@ class Terminal(io.StringIO):
 
 
 def watched(stub: ControlStub, monkeypatch: pytest.MonkeyPatch, *naps: Callable[[], object]) -> Terminal:
-    """What a terminal is sent until Ctrl-C, which comes after these `naps`."""
+    """The text that a terminal is sent until Ctrl-C, which comes after these `naps`."""
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("LINES", "12")
     sleeping, terminal = iter(naps), Terminal()

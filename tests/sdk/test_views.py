@@ -1,4 +1,4 @@
-"""What a person sees of a status and of an episode."""
+"""The view that a person has of a status and of an episode."""
 
 from __future__ import annotations
 

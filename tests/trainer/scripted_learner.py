@@ -140,7 +140,7 @@ class MemoryProxy:
         self.slower: list[tuple[str, int] | None] = []
         self.there: tuple[int, int, Mapping[str, int]] | None = None
         self.frozen: list[str] = []
-        """What is wrong with an engine, each time that the gate is opened."""
+        """The faults of an engine, each time that the gate is opened."""
         """For whom the trainer waits, lease by lease, before it is given anything."""
         self.evaluations: dict[str, dict[str, Any]] = {}
         self.plays: Callable[[dict[str, Any]], None] = lambda evaluation: None

@@ -108,7 +108,8 @@ def test_one_that_does_not_end_is_left_with_what_it_has(run: Evaluating) -> None
 
 @pytest.mark.parametrize("looks", [1, 2])
 def test_a_stop_waits_for_no_evaluation(run: Evaluating, looks: int) -> None:
-    """What was played by then says nothing of the whole, and the run saves, acknowledges and ends as always."""
+    """The part that was played by then says nothing of the whole, and the run saves, acknowledges and ends as
+    always."""
     seen: list[int] = []
 
     def slow(evaluation: dict[str, Any]) -> None:

@@ -89,11 +89,11 @@ class Setting:
                 run.close()
 
     def lines(self) -> list[dict[str, Any]]:
-        """What `metrics.jsonl` says."""
+        """The lines of `metrics.jsonl`."""
         return [json.loads(line) for line in (Path(self.config.run_dir) / "metrics.jsonl").read_text().splitlines()]
 
     def told(self, *words: str) -> list[str]:
-        """What the proxy was told that begins with one of these words."""
+        """The lines that the proxy was told and that begin with one of these words."""
         return [entry for entry in self.proxy.log if entry.startswith(words)]
 
 

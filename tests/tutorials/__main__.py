@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def run(name: str, stub: Path | None, *, opencode: bool) -> str:
-    """What the reader's terminal shows at the end."""
+    """The text that the reader's terminal shows at the end."""
     hosts = hosts_of(name)
     if hosts and (why := lacking()) is not None:
         return f"left out: {why}"

@@ -21,7 +21,7 @@ READY_S, BLOCK_S = 300.0, 1500.0
 SETTING = re.compile(r"^(?:export )?\w+=.*$", re.MULTILINE)
 
 Edit = Callable[[str], str]
-"""What becomes of a command before it is run."""
+"""Changes a command before it is run."""
 
 
 def page_of(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""What the scripted engine says in each tutorial: some of it right, so that there is something to compare."""
+"""The words of the scripted engine in each tutorial: some of it right, so that there is something to compare."""
 
 from __future__ import annotations
 

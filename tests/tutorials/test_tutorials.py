@@ -29,7 +29,7 @@ NEEDS_ENGINE = pytest.mark.skipif(
 
 
 def played(name: str, clone: Path, *options: str) -> str:
-    """What the reader's terminal shows."""
+    """The text that the reader's terminal shows."""
     argv = [sys.executable, "-m", "tests.tutorials", "--stub", str(clone), *options, name]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

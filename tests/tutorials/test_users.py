@@ -14,7 +14,7 @@ Say = Callable[[str], str]
 
 
 def judged(chat: Callable[[Say], float], app: Say, score: Callable[..., dict[str, float]]) -> tuple[float, list[float]]:
-    """What the users know of a chat, and what the judge gives for its answers."""
+    """The users' knowledge of a chat, and the value that the judge gives for its answers."""
     heard: list[str] = []
 
     def say(text: str) -> str:

@@ -66,7 +66,7 @@ def played(ran: Ran, revision: str) -> float:
 
 
 def mixed(ran: Ran) -> int:
-    """How many trained groups hold two revisions."""
+    """The number of trained groups that hold two revisions."""
     known = {one["episode"]: one["revision"] for one in ran["episodes"]}
     groups: dict[str, set[str]] = {}
     for rows in ran["rows"].values():

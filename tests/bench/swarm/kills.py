@@ -79,12 +79,12 @@ def lost(ran: Ran) -> Counter[str]:
 
 
 def whole(ran: Ran) -> bool:
-    """Whether no rewarded episode is lost, but those that nobody brought a group to."""
+    """Tell whether no rewarded episode is lost, but those that nobody brought a group to."""
     return lost(ran).keys() <= {"incomplete_group"}
 
 
 def adds_up(ran: Ran) -> bool:
-    """Whether the ledger, its records and the trained rows say the same, and everything trained was so once."""
+    """Tell whether the ledger, its records and the trained rows say the same, and everything trained was so once."""
     rows, states = trained(ran), Counter(one["state"] for one in ran["episodes"])
     counts = ran["status"]["episodes"]
     same = counts["opened"] == len(ran["episodes"]) and all(counts[state] == states[state] for state in states)

@@ -34,8 +34,8 @@ SECRET = "the secret of a bench"
 LIMIT_S = 1200.0
 VERL = {**FLOAT32, RATE: 1e-2}
 Ran = Mapping[str, Any]
-"""What is kept of a run, as JSON: ``lines`` of metrics, unix ``times`` at which they came, ``began``, ``episodes``,
-``rows`` (for each step its groups and episodes), ``status``, ``clients`` and ``notes``."""
+"""The part of a run that is kept, as JSON: ``lines`` of metrics, unix ``times`` at which they came, ``began``,
+``episodes``, ``rows`` (for each step its groups and episodes), ``status``, ``clients`` and ``notes``."""
 EPISODE = (
     "episode", "task", "lane", "state", "reason", "reward", "client", "revision", "opened_at", "sealed_at", "ended_at"
 )

@@ -73,7 +73,8 @@ def end(ran: Ran) -> float:
 
 
 def adds_up(ran: Ran) -> bool:
-    """Whether each trainer has trained what the ledger says, each episode once. Rows are known of its last steps."""
+    """Tell whether each trainer has trained what the ledger says, each episode once. Rows are known of its last
+    steps."""
     counts, known = ran["status"]["episodes"], {one["episode"]: one for one in ran["episodes"]}
     if counts["opened"] != len(known):
         return False

@@ -26,7 +26,7 @@ WORDS = 8
 
 
 def upper(episode: ajet_sdk.Episode, agent: str, word: str) -> bool:
-    """Whether what `agent` answers to `word`, said several times, is a token of the upper half."""
+    """Tell whether what `agent` answers to `word`, said several times, is a token of the upper half."""
     body: dict[str, Any] = {
         "model": agent, "messages": [{"role": "user", "content": " ".join([word] * WORDS)}], "max_tokens": 1,
         "temperature": 1.0, "return_token_ids": True, **UNSHAPED,

@@ -41,7 +41,8 @@ def engines(folder: Path) -> Iterator[Mapping[str, str]]:
 
 
 class Gates:
-    """Whether anybody is held at a gate that is not shut: counts of what was seen of each model, ten times a second.
+    """Looks whether anybody is held at a gate that is not shut: counts of what was seen of each model, ten times a
+    second.
 
     Those who waited at a gate that has just opened are still counted as waiting. So they are held if the look after
     sees some too.

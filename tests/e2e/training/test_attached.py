@@ -97,7 +97,7 @@ def is_not_trained_as_a_model_of_other_layers(folder: Path, port: int) -> None:
 
 
 def refused(folder: Path, model: Path, port: int) -> str:
-    """What a run says that was to train the engine with `model` and ended by itself."""
+    """The output of a run that was to train the engine with `model` and ended by itself."""
     with run(folder, model, port, FLOAT32, total_steps=1) as (proxy, trainer), trainer:
         assert trainer.wait() == 1, trainer.words()
         assert proxy.report()["gate"]["state"] == "open"

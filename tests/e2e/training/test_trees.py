@@ -16,7 +16,8 @@ from tests.kit.tiny_model import build
 
 pytestmark = pytest.mark.slow
 COUNTS = ("tokens", "operations")
-"""What a step over trees tells of an update besides: how much its rows have, and how much was computed."""
+"""The figures that a step over trees tells of an update besides: the size of its rows, and the part that was
+computed."""
 
 
 def test_a_run_over_trees_has_the_figures_of_one_over_timelines(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ LORA = {"actor_rollout_ref.model.lora_rank": 8, "actor_rollout_ref.model.lora_al
 
 
 def rows(run: Path, step: int) -> list[dict[str, Any]]:
-    """What `ajet-trainer rows` shows of a step."""
+    """The rows of a step, as `ajet-trainer rows` shows them."""
     words = [str(TRAINER), "rows", str(run), "--step", str(step), "--json"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]

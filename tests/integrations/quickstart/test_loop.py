@@ -50,7 +50,7 @@ summary = figures.summarize(plan, run.metrics, run.status, run.seconds)
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What two steps left behind in which the first game failed."""
+    """The files that two steps left behind in which the first game failed."""
     folder = tmp_path_factory.mktemp("run")
     with stub_process("--model", "smollm2") as engine:
         argv = [sys.executable, "-c", RUN, str(folder), engine]

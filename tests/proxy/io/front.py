@@ -48,8 +48,8 @@ SECRET = "an-admin-secret-of-length"
 
 
 class MemoryStore:
-    """What `Store` promises, without a disk: `durable` are the events that a disk would hold by now. `slow` delays
-    them, `full` refuses them."""
+    """Keeps the promises of `Store`, without a disk: `durable` are the events that a disk would hold by now. `slow`
+    delays them, `full` refuses them."""
 
     def __init__(self) -> None:
         self.state = State(LedgerSettings(idle_timeout=1e9, wall_timeout=1e9))
@@ -88,7 +88,7 @@ class MemoryStore:
 
 
 class Listening:
-    """What a worker hears, as far as its ledger_port is concerned."""
+    """The words that a worker hears, as far as its ledger_port is concerned."""
 
     def __init__(self, connection: WorkerConnection, facts: Facts) -> None:
         self.ledger_port = RemotePort(connection, facts)

@@ -82,7 +82,7 @@ class Running:
         return str(self.interceptor.directory / "ca-bundle.pem")
 
     def trusting(self) -> ssl.SSLContext:
-        """What a client uses that trusts our CA."""
+        """The context of a client that trusts our CA."""
         return ssl.create_default_context(cafile=str(self.interceptor.directory / "mitmproxy-ca-cert.pem"))
 
     async def open(self) -> Connection:
@@ -92,7 +92,7 @@ class Running:
         return reader, writer
 
     async def connect(self, target: str, key: str | None = None) -> tuple[bytes, Connection]:
-        """What the HTTPS proxy says to the wish for a tunnel to `target`, and the connection."""
+        """The answer of the HTTPS proxy to the wish for a tunnel to `target`, and the connection."""
         reader, writer = await self.open()
         shown = ""
         if key is not None:
@@ -132,7 +132,7 @@ class Running:
         return reader, writer
 
     def counted(self, kind: str) -> int:
-        """How many connections of a kind there were."""
+        """The number of connections of a kind."""
         line = f'ajet_intercepted_connections_total{{kind="{kind}"}} '
         found = [row.removeprefix(line) for row in self.metrics.render().splitlines() if row.startswith(line)]
         return int(float(found[0])) if found else 0

@@ -71,7 +71,7 @@ def test_an_episode_may_be_larger_than_any_record(tmp_path: Path, monkeypatch: p
 
 
 def unreadable() -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """What may be wrong with the values of a snapshot."""
+    """Faults of the values of a snapshot."""
     yield "a value is missing", lambda values: list(values)[:-2] + list(values)[-1:]
     yield "the count is wrong", lambda values: [*list(values)[:-1], snapshot.pack(99)]
     yield "a field is missing", lambda values: [values[0], msgpack.packb(["Episode", {}]), *values[1:]]
@@ -124,7 +124,7 @@ def test_a_set_of_names_is_no_object(tmp_path: Path) -> None:
 def test_an_episode_that_the_archive_cannot_hold_loses_its_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, by_size: bool
 ) -> None:
-    """Whether its tokens are too many, or what is known of its calls."""
+    """Its tokens may be too many, or what is known of its calls."""
     rig = LedgerRig()
     small, large = rig.in_state("trained"), rig.open(task="t", eval=True)
     for _ in range(1 if by_size else 300):

@@ -48,7 +48,7 @@ def at_work(tmp_path: Path, *options: str) -> Iterator[Callable[[int], list[str]
 
 
 def judged(tmp_path: Path, number: int, *options: str) -> list[str]:
-    """What a judge shows of so many episodes."""
+    """The lines that a judge shows of so many episodes."""
     with at_work(tmp_path, *options) as shows:
         return shows(number)
 

@@ -25,7 +25,7 @@ def run(*argv: str, env: dict[str, str] | None = None) -> tuple[int, bytes, byte
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that is dead and waits to be reaped does not."""
+    """Tell whether a process runs; one that is dead and waits to be reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):  # gone, or it goes while it is read

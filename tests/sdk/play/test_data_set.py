@@ -25,7 +25,7 @@ from tests.kit.patience import LONG_S, reached
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is waited for comes soon."""
+    """Has what is waited for come soon."""
     monkeypatch.setattr(rollouts, "WANTED_S", 0.01)
     monkeypatch.setattr(turns, "AGAIN_S", 0.01)
     monkeypatch.setattr(plays, "LOOK_S", 0.01)
@@ -36,7 +36,7 @@ async def one(task: Any, episode: Any) -> float:
 
 
 def asks_for(heard: Any, *lanes: str) -> bool:
-    """Whether a request is for an episode, of one of these lanes if there are any."""
+    """Tell whether a request is for an episode, of one of these lanes if there are any."""
     return heard.path.endswith("/episodes") and (not lanes or heard.body["task"].partition("/")[0] in lanes)
 
 
@@ -47,7 +47,7 @@ def full(stub: ControlStub, *lanes: str) -> None:
 
 
 def kept(stub: ControlStub) -> Counter[str]:
-    """How often each task was played whole."""
+    """Counts how often each task was played whole."""
     return Counter(record["task"] for record in stub.episodes.values() if record["state"] == "ready")
 
 
@@ -61,7 +61,7 @@ async def test_a_data_set_is_played_epoch_by_epoch(stub: ControlStub, parallel: 
 
 
 class Killed(BaseException):
-    """What the callback of a run raises, to end it as a kill does: nothing more is played."""
+    """Raised by the callback of a run, to end it as a kill does: nothing more is played."""
 
 
 async def test_the_next_run_plays_exactly_what_is_missing(stub: ControlStub) -> None:
@@ -94,7 +94,7 @@ async def test_what_was_open_as_a_run_was_killed_is_waited_for(stub: ControlStub
 
 
 async def test_a_run_takes_the_place_of_a_dead_one_before_it_opens_anything(stub: ControlStub) -> None:
-    """What the dead one has open is all that is missing, or fills the lane."""
+    """The episodes that the dead one has open are all that is missing, or fill the lane."""
     async with aio.Client() as client:
         played = source(["a"])
         await played.begin(client)
@@ -328,7 +328,7 @@ async def test_two_runs_share_a_play(stub: ControlStub) -> None:
 
 @pytest.mark.parametrize("heard_by", ["/d@", "/episodes"])
 async def test_a_play_that_another_run_finishes_ends_this_one_well(stub: ControlStub, heard_by: str) -> None:
-    """Whether this one hears of it as it looks, or as it opens an episode."""
+    """It hears of it as it looks, or as it opens an episode."""
     finished, told = list[str](), list[Progress]()
 
     def finishing(heard: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a run says that waits for long."""
+"""The words of a run that waits for long."""
 
 from __future__ import annotations
 

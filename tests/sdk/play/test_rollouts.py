@@ -112,7 +112,8 @@ async def test_failures_are_results(stub: ControlStub) -> None:
 
 
 async def test_what_is_to_be_judged_awaits_that_unless_it_has_a_reward(stub: ControlStub) -> None:
-    """What nobody rewarded is no failure, whichever way its agent ended it. The world's failures stay the world's."""
+    """An episode that nobody rewarded is no failure, whichever way its agent ended it. The world's failures stay the
+    world's."""
 
     async def agent(task: str, episode: aio.Episode) -> float | None:
         if task == "raises":
@@ -369,12 +370,12 @@ async def test_cancelling_aborts_what_is_open(stub: ControlStub, everything: boo
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wanted is seen at once."""
+    """Has what is wanted be seen at once."""
     monkeypatch.setattr(rollouts, "WANTED_S", 0.01)
 
 
 async def played(tasks: Any, **how: Any) -> list[RunResult]:
-    """What a run plays until nothing is wanted any more, by its number."""
+    """The results of a run that plays until nothing is wanted any more, by its number."""
     seen: list[RunResult] = []
     with pytest.raises(errors.NotFound, match="no more is wanted"):
         await aio.run(one, tasks, eval=True, wanted=True, on_result=seen.append, **how)

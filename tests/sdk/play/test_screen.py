@@ -1,4 +1,4 @@
-"""What ``ajet run --tasks`` and ``ajet try`` show, and what they end with."""
+"""The screens of ``ajet run --tasks`` and ``ajet try``, and what they end with."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if os.environ["AJET_TASK"] == "broken":
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed is played again soon."""
+    """Has what failed be played again soon."""
     monkeypatch.setattr(schedule, "AGAIN_S", 0.01)
 
 

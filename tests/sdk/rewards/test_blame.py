@@ -31,7 +31,7 @@ AGENT = (400, 413, 422)
 
 
 def answered(status: int) -> openai.APIStatusError:
-    """What the client raises for an answer with this status."""
+    """The error that the client raises for an answer with this status."""
     return CLIENT._make_status_error_from_response(httpx.Response(status, request=REQUEST, json={}))
 
 

@@ -1,4 +1,4 @@
-"""What becomes of an episode: the laws behind the guide's table, whose rows are played in `test_played`."""
+"""The fate of an episode: the laws behind the guide's table, whose rows are played in `test_played`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a judge is shown, what counts as its vote, and when it is believed."""
+"""The question to a judge, what counts as its vote, and when it is believed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def prompt(shown: Mapping[str, Any], word: str = "6f1d") -> str:
 
 
 def outside(text: str, word: str = "6f1d") -> str:
-    """What a judge may obey: all that stands outside the fence."""
+    """The text that a judge may obey: all that stands outside the fence."""
     before, _, rest = text.partition(f"\nDATA-{word}\n")
     return before + rest.partition(f"\nDATA-{word}\n")[2]
 

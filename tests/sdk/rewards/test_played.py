@@ -190,7 +190,7 @@ def test_a_daemon_that_was_away(ajet: Ajet, engine: str, tmp_path: Path) -> None
 
 
 class Careless(Exception):
-    """What an agent makes of its client's error."""
+    """The error that an agent makes of its client's."""
 
 
 def ask(client: openai.OpenAI, said: Any, *, fault: Fault | None = None, stream: bool = False) -> None:
@@ -205,7 +205,7 @@ def ask(client: openai.OpenAI, said: Any, *, fault: Fault | None = None, stream:
 
 @pytest.mark.parametrize("how", ["threads", "asyncio"])
 def test_every_cell_of_functions(proxy: ProxyProcess, how: str) -> None:
-    """What the agent returns, raises or gives after each fault, with openai's client."""
+    """Everything that the agent returns, raises or gives after each fault, with openai's client."""
     tasks = [
         {"task": f"{how}, {failed}, {fault}, {ends}", "failed": failed, "fault": fault, "ends": ends}
         for failed, faults in FAULTS.items() for fault in faults for ends in FUNCTION_ENDS

@@ -1,4 +1,4 @@
-"""What `run` and `ajet run` make of who failed, at a proxy that only tells of it."""
+"""The ends that `run` and `ajet run` make of who failed, at a proxy that only tells of it."""
 
 from __future__ import annotations
 

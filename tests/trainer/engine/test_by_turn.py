@@ -131,7 +131,7 @@ def test_the_gradient_is_the_one_written_by_hand(mean: str, tiny: Path, worker: 
 
 
 def test_rewards_of_another_turn_make_another_gradient(tiny: Path, worker: Any) -> None:
-    """What `grpo` makes of their sums is nothing at all."""
+    """`grpo` makes nothing at all of their sums."""
     steps = Steps(tiny, worker, "ajet_turn")
     one, other = (steps.gradient(rows(*values, how=ByTurn())) for values in ((EARLY, LATE), (LATE, EARLY)))
     assert close(one, other) > 0.5

@@ -55,7 +55,7 @@ Said = Callable[..., str]
 
 @pytest.fixture
 def exported(capsys: pytest.CaptureFixture[str]) -> Said:
-    """What `export` says on its way with these words."""
+    """The lines that `export` says on its way with these words."""
 
     def said(*words: str | Path) -> str:
         assert status("export", *map(str, words)) == 0

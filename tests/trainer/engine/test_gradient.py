@@ -108,7 +108,7 @@ def step_data(
 
 
 def flat(parts: Iterable[Any]) -> np.ndarray[Any, Any]:
-    """What processes hold parts of, whole and as one vector."""
+    """The parts as one vector, put together of what processes hold."""
     whole = [part.full_tensor() if hasattr(part, "full_tensor") else part for part in parts]
     return torch.cat([part.flatten() for part in whole]).double().cpu().numpy()
 

@@ -1,4 +1,4 @@
-"""What of a response's items and tools shapes its prompt."""
+"""The part of a response's items and tools that shapes its prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request says: what it is compared with, and what an episode's task is derived from."""
+"""The words of a request: what they are compared with, and what an episode's task is derived from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What went unanswered: by its own fate, whatever came before and after, and the same after a replay."""
+"""Unanswered attempts: each by its own fate, whatever came before and after, and the same after a replay."""
 
 from __future__ import annotations
 

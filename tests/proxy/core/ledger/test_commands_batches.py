@@ -89,7 +89,7 @@ def test_what_is_dropped_makes_no_group_look_old(rig: LedgerRig) -> None:
 
 
 def test_a_look_reads_no_turns_and_finds_the_stale_alone(rig: LedgerRig) -> None:
-    """What it costs depends on what it drops, whatever else is ready."""
+    """Its cost depends on what it drops, whatever else is ready."""
     stale = [rig.ready("a", version=version) for version in (0, 1)]
     rig.announce(version=4)
     for number in range(20):

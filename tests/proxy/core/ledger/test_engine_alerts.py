@@ -31,7 +31,7 @@ def test_an_engine_that_does_not_tell_is_named_with_the_remedy_until_it_tells(re
 
 
 def test_each_reason_has_the_remedy_that_helps() -> None:
-    """What is meant by `unaskable` an engine does not say."""
+    """An engine does not say what is meant by `unaskable`."""
     alerts: dict[str, str] = {}
     said = {}
     for reason in UNTRAINABLE:

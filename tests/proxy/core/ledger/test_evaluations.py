@@ -19,7 +19,7 @@ def rig(rig: LedgerRig) -> LedgerRig:
 
 
 PLAYED = [{"task": "t", "reward": reward, "tokens": 1.0} for reward in (1.0, 0.5)]
-"""What `rig.call` samples, in the order of their places."""
+"""Two episodes as `rig.call` samples them, in the order of their places."""
 
 
 def told(rig: LedgerRig, name: str) -> dict[str, Any]:

@@ -143,7 +143,7 @@ STEPS = st.lists(st.tuples(WHAT, st.sampled_from(["m", "n"]), st.integers(1, 9))
 
 
 def played(steps: list[tuple[str, str, int]], only: str | None = None) -> tuple[object, ...]:
-    """What `m` sees of two models' trainers and agents; of its own alone, if `only` those of a model move."""
+    """The view that `m` has of two models' trainers and agents; of its own alone, if `only` those of a model move."""
     rig, running, seen = of_two(), dict[str, list[str]](m=[], n=[]), list[object]()
     for what, model, version in steps:
         rig.at += 1.0

@@ -475,8 +475,8 @@ def test_a_judge_sees_the_last_tokens_of_a_long_prompt(rig: LedgerRig) -> None:
 @settings(max_examples=60)
 @given(histories(least=25))
 def test_what_holds_of_traffic_in_every_history(lived: LedgerRig) -> None:
-    """What was sealed is one of the others, after each event. An episode is judged once. What is withdrawn is in no
-    batch that is leased later. A replay is the live state."""
+    """Counts add up after each event: what was sealed is one of the others. An episode is judged once. What is
+    withdrawn is in no batch that is leased later. A replay is the live state."""
     replay, judged = State(lived.state.settings), set[str]()
     for event in lived.events:
         if isinstance(event, ev.BatchLeased):

@@ -1,4 +1,4 @@
-"""How far a model may be ahead of those that learn from the same episodes."""
+"""The lead that a model may have over those that learn from the same episodes."""
 
 from __future__ import annotations
 

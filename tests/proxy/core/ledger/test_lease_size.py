@@ -1,4 +1,4 @@
-"""What is said of a frame's length before there is a frame, against the frame."""
+"""The bound of a frame's length before there is a frame, against the frame."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_no_frame_is_larger_than_was_said(
 
 
 def check_distinct(episode: Episode, model: str, policy: str) -> None:
-    """What is counted is what the samples' tree has; with `repair` no less."""
+    """Compares what is counted with what the samples' tree has; with `repair` no less."""
     texts = [sample.token_ids for sample in views.delivered(episode, model, None).samples]
     beginnings = {text[:end] for text in texts for end in range(1, len(text) + 1)}
     known = episode.transcript

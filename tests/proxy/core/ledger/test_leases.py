@@ -1,4 +1,5 @@
-"""What a lease takes and drops, by the ledger's answers: `test_ledger_batches` has what leases are for."""
+"""The choice of what a lease takes and drops, by the ledger's answers: `test_ledger_batches` has what leases are
+for."""
 
 from __future__ import annotations
 
@@ -128,7 +129,7 @@ def unrewarded(episodes: int, tasks: int) -> LedgerRig:
 
 
 def looks(rig: LedgerRig) -> list[int]:
-    """What each look costs, up to the one that leases something."""
+    """The cost of each look, up to the one that leases something."""
     made = []
     while not rig.state.batches:
         events: list[object] = []

@@ -30,7 +30,7 @@ class Rig(LedgerRig):
 
 
 def refusal(rig: Rig, tenant: str, *, episode: str | None = None) -> tuple[str | None, float | None] | None:
-    """What a new episode, or a call of `episode`, meets: nothing, or the quota and when to come back."""
+    """The refusal that a new episode, or a call of `episode`, meets: nothing, or the quota and when to come back."""
     try:
         if episode is None:
             rig.open(tenant=tenant)

@@ -1,4 +1,4 @@
-"""What leaves memory and the archive, when the journal is compacted, and what a full disk keeps out."""
+"""Rules for what leaves memory and the archive, when the journal is compacted, and what a full disk keeps out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wanted of runs: which change takes another start, what is refused, and that a replay wants the same."""
+"""Wishes for runs: which change takes another start, what is refused, and that a replay wants the same."""
 
 from __future__ import annotations
 

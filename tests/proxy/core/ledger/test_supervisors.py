@@ -1,4 +1,4 @@
-"""What supervisors say: who is believed, which lines are kept, and how a difference is explained."""
+"""The word of supervisors: who is believed, which lines are kept, and how a difference is explained."""
 
 from __future__ import annotations
 

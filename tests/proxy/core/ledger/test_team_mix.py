@@ -205,8 +205,8 @@ PLAYS = st.lists(
 
 
 def rooms(steps: Sequence[tuple[str, str]], others: bool) -> list[bool]:
-    """Whether an episode of `m` alone would be held after each step; without what only concerns `n`, unless `others`
-    act too."""
+    """Tell whether an episode of `m` alone would be held after each step; without what only concerns `n`, unless
+    `others` act too."""
     rig, seen = of_two(watch=others), list[bool]()
     for model in ("m", "n"):
         rig.mix(model=model, ahead=2)

@@ -17,7 +17,7 @@ from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
 
 BOTH = {"plans": "m", "codes": "n"}
 Step = tuple[str, str, int]
-"""What is done, by which model's trainer, and a number that chooses among what there is."""
+"""A thing to do, by which model's trainer, and a number that chooses among what there is."""
 TRAINERS = ("lease", "ack", "ack", "filter", "nack", "expire")
 WHAT = st.sampled_from(("play", "play", *TRAINERS, "abort", "reward"))
 STEPS = st.lists(st.tuples(WHAT, st.sampled_from("mn"), st.integers(0, 5)), max_size=40)
@@ -128,7 +128,8 @@ def played(*rewards: dict[str, object]) -> LedgerRig:
 
 
 def learned(rig: LedgerRig, model: str) -> tuple[float, list[tuple[str, float | None]], list[object]]:
-    """What the trainer of `model` is given: the total, each sample's reward by agent, and the ids of the rewards."""
+    """The batch that the trainer of `model` is given: the total, each sample's reward by agent, and the ids of the
+    rewards."""
     batch = rig.batch(model=model, group_size=1)
     (group,) = views.batch(rig.state, batch).groups
     (episode,) = group.episodes

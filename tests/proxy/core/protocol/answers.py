@@ -64,7 +64,7 @@ def exchange(path: str, request: dict[str, Any] | None = None, **more: Any) -> E
 def stream(
     path: str, events: list[Any], request: dict[str, Any] | None = None
 ) -> tuple[list[Any], tuple[Outcome, ...]]:
-    """What the client sees of each event, and the outcomes."""
+    """The part of each event that the client sees, and the outcomes."""
     running = exchange(path, request)
     running.on_headers(200, SSE)
     out = b"".join(b"".join([*running.feed(event(item)), *running.release()]) for item in events)

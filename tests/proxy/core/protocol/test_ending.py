@@ -1,4 +1,5 @@
-"""Whether an answer with a tool call was cut: by its request's limit, and by what an engine says of its last token."""
+"""Tells whether an answer with a tool call was cut: by its request's limit, and by what an engine says of its last
+token."""
 
 from __future__ import annotations
 

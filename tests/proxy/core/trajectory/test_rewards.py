@@ -1,4 +1,4 @@
-"""What rewards add up to."""
+"""The sum of rewards."""
 
 from __future__ import annotations
 

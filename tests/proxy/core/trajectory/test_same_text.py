@@ -18,7 +18,7 @@ ASKED = make_call("a", encode("hi "), ANSWER, at=1.0)
 
 
 def search(prompt: Sequence[int], *calls: Call, spell: Callable[[Sequence[int]], str] | None = None) -> object:
-    """What `find` finds, and how often it had to ask."""
+    """The result of `find`, and the number of times that it had to ask."""
     running, asked = find_same_text(pack_tokens(prompt), [pack(call) for call in calls]), 0
     try:
         ids = next(running)

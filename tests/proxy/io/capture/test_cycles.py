@@ -43,7 +43,8 @@ CONNECTIONS = {"_Connection", "Tap"}
 
 @contextlib.contextmanager
 def garbage() -> Iterator[list[Any]]:
-    """What only a garbage collection frees of what was made within this block; the list is filled at its end."""
+    """The objects that only a garbage collection frees, of those that were made within this block; the list is filled
+    at its end."""
     found: list[Any] = []
     gc.collect()
     gc.disable()

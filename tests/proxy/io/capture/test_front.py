@@ -191,7 +191,7 @@ async def test_a_key_of_ours_reaches_no_engine_wherever_it_stands() -> None:
 async def test_a_misspelt_header_of_ours_is_named_once_in_the_log(
     front: Front, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was meant is looked for only then: it takes long, and nobody's key is known yet."""
+    """Looks for what was meant only then: it takes long, and nobody's key is known yet."""
     looked = Mock(wraps=http_front.meant)
     monkeypatch.setattr(http_front, "meant", looked)
     many = (f"x-ajet-no-{number}" for number in range(MOST_MISSPELT + 5))

@@ -43,7 +43,7 @@ class Run:
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_runs_that_begin_alike_under_one_name_have_an_episode_each(front: Front, name: Any) -> None:
-    """Whether one after another or at a time, and nobody's reward is another's."""
+    """They have it one after another and at a time, and nobody's reward is another's."""
     runs = [Run(front, name, "the same task") for _ in range(4)]
     for number, run in enumerate(runs):
         await run.turn(seed=number)

@@ -1,4 +1,4 @@
-"""What the record says of an agent's attempts at the model that the world failed: they are listed until one is answered
+"""An agent's attempts at the model that the world failed stand in the record: they are listed until one is answered
 that begins with the same messages."""
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def seeing(said: list[dict[str, Any]]) -> list[dict[str, Any]]:
 async def test_an_answer_that_is_not_captured_fails(
     stub: EngineStub, front: Front, kind: str, stream: bool, fault: Fault, reason: str
 ) -> None:
-    """Whether it could have been trained does not matter to the agent."""
+    """The agent does not care whether it could have been trained."""
     path, more = NOT_CAPTURED[kind]
     if (fault.kind in ("error_event", "no_finish") and not stream) or (path == RESPONSES and fault.kind == "abort"):
         return

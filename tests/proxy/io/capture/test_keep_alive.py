@@ -144,8 +144,8 @@ async def test_a_client_that_went_away_is_no_error() -> None:
 
 
 def schedule(exchange: Exchange, chunks: list[bytes], dice: random.Random) -> tuple[bytes, list[float]]:
-    """What the client gets if the engine says `chunks`, with gaps and comments between them, and the call is on disk
-    some time after it ended. Also the times between what it heard, up to the end."""
+    """The pieces that the client gets if the engine says `chunks`, with gaps and comments between them, and the call is
+    on disk some time after it ended. Also the times between what it heard, up to the end."""
     got = Response()
     ended: list[float] = []
 

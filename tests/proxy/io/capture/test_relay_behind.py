@@ -1,4 +1,4 @@
-"""What an engine says behind the end of an answer: the agent does not wait for it, and calls that it contradicts are
+"""The words of an engine behind the end of an answer: the agent does not wait for it, and calls that it contradicts are
 lost while nothing has settled with them."""
 
 from __future__ import annotations

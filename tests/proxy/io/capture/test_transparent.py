@@ -1,4 +1,4 @@
-"""What passes, byte for byte: engine and client hear through the front what they would have heard directly.
+"""Passing on, byte for byte: engine and client hear through the front what they would have heard directly.
 
 Client and engine are sockets here, and what they write is compared as bytes. Only what HTTP gives to one hop alone may
 differ: ``Host``, ``Connection``, how a body is framed, and that ``Via`` names the proxy to the engine.
@@ -70,7 +70,7 @@ class Wire:
     events: list[Event]
 
     async def ask(self, url: str, request: bytes, *, bodyless: bool = False) -> Heard:
-        """What is answered to `request` when it is written to `url`."""
+        """The answer to `request` when it is written to `url`."""
         async with connected(url, request) as (reader, _), asyncio.timeout(300):
             return await Heard.read(reader, bodyless=bodyless)
 

@@ -1,4 +1,4 @@
-"""What reaches a worker and is for the ledger's process: passed on whole, with what only the worker can see."""
+"""Requests that reach a worker and are for the ledger's process: passed on whole, with what only the worker can see."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ LINE = re.compile(r'[a-z_]+(\{[a-z_]+="(?:[^"\\\n]|\\.)*"(,[a-z_]+="(?:[^"\\\n]|
 
 
 def rendered(rig: LedgerRig, **upstreams: tuple[str, ...]) -> list[str]:
-    """What a scrape answers; `upstreams` are the configured engines by model, ``any`` for any."""
+    """The answer to a scrape; `upstreams` are the configured engines by model, ``any`` for any."""
     gate = Gatekeeper(is_open=lambda model: True, hold_s=1.0)
     fixed = {model.replace("any", ""): urls for model, urls in upstreams.items()}
     engines = Engines(fixed, rig.state.weights.upstreams, rig.state.weights.models)

@@ -158,7 +158,7 @@ async def test_malformed_bodies_are_400_and_change_nothing(client: Client, raw: 
 
 @pytest.mark.parametrize(("settings", "size"), [({"max_body": 1000}, 2000), ({}, 64 << 10)])
 async def test_a_body_over_the_limit_is_413(settings: dict[str, Any], size: int, tmp_path: Path) -> None:
-    """What is large enough for a prompt is not so for a control request."""
+    """The limit of a prompt is not that of a control request."""
     async with serving(tmp_path, **settings) as client:
         body = gzip.compress(json.dumps({"metadata": {"x": "t" * size}}).encode())
         packed = {"Content_Encoding": "gzip"}

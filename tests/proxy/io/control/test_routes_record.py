@@ -105,7 +105,7 @@ def test_pieces_together_are_the_json_of_the_whole(monkeypatch: pytest.MonkeyPat
 
 
 async def _audited(data_dir: Path) -> bool:
-    """Whether the read has ended: only then is its line written."""
+    """Tell whether the read has ended: only then is its line written."""
     log = data_dir / "audit.jsonl"
     return log.exists() and any(json.loads(line)["route"] == "get_episode" for line in log.read_text().splitlines())
 

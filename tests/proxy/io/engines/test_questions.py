@@ -1,4 +1,4 @@
-"""What an engine is asked about its answer: as the agent asked, within a limit of time, and never an error."""
+"""Questions to an engine about its answer: as the agent asked, within a limit of time, and never an error."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_why_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def cut(url: str, *last: int, model: str = "stub", **asked: Any) -> list[bool]:
-    """Whether answers that end with each of `last` were cut, asked one after the other."""
+    """Tell whether answers that end with each of `last` were cut, asked one after the other."""
     async with asking(url, model=model, **asked) as about:
         answers = [Captured(0, "stub", (1, 2), (5, token), (-0.5, -0.5), "tool_calls") for token in last]
         return [await about.is_cut(answer) for answer in answers]

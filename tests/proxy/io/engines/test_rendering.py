@@ -1,4 +1,4 @@
-"""What a process finds out of an engine's rendering where another process has begun the conversation."""
+"""Rendering, as a process finds it out where another process has begun the conversation."""
 
 from __future__ import annotations
 

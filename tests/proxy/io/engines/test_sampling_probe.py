@@ -1,4 +1,5 @@
-"""How engines sample of themselves is asked once for each model, when a call was captured, and costs no agent much."""
+"""Questions how engines sample of themselves are asked once for each model, when a call was captured, and cost no
+agent much."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ async def ask(front: Front, route: str = CHAT, **more: Any) -> Answer:
 
 
 def told(front: Front) -> list[Any]:
-    """How each call was sampled."""
+    """The sampling of each call."""
     return [call.sampling for call in front.calls]
 
 

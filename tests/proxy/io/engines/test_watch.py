@@ -1,4 +1,4 @@
-"""What is noticed of an engine that was started again or stays frozen, and what is not a fault."""
+"""Signs that are noticed of an engine that was started again or stays frozen, and what is not a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What `aiohttp_internals` uses beyond aiohttp's public interface is there, in the shape that it was tried with."""
+"""Everything that `aiohttp_internals` uses beyond aiohttp's public interface is there, in the shape that it was tried
+with."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def at_most_10_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_request_of_too_many_messages_is_refused(
     path: str, asked: dict[str, Any], client: Client, stub: EngineStub
 ) -> None:
-    """What is looked at message by message would hold up everybody else."""
+    """A body that is looked at message by message would hold up everybody else."""
     answer = await client.ask("POST", path, {"model": "stub", **asked})
     assert answer.status == 413
     shape = {"type", "message"} if path == "/v1/messages" else {"type", "message", "code", "param"}

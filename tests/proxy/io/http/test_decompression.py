@@ -1,4 +1,4 @@
-"""What is packed comes out as it went in, at any split; what is cut off, broken or followed by more is told."""
+"""Packed bodies come out as they went in, at any split; one that is cut off, broken or followed by more is told."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_gzip_and_zstd_may_have_members() -> None:
 
 
 def test_members_are_counted_and_cost_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left where one ends is copied, so nobody gets to copy much."""
+    """The rest where one ends is copied, so nobody gets to copy much."""
     empty = gzip.compress(b"")
     monkeypatch.setattr(unpacking, "MOST_MEMBERS", 1000)
     assert unpacked("gzip", [empty * 1000]) == b""

@@ -79,7 +79,7 @@ async def try_key(
 
 
 def wanted_by_key(path: str, reward: dict[str, str]) -> int | None:
-    """What the key of an episode that is gone meets: captured calls and rewards need it."""
+    """The status that the key meets of an episode that is gone: captured calls and rewards need it."""
     return 404 if path in CAPTURED or reward else None
 
 

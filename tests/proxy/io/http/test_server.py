@@ -1,4 +1,5 @@
-"""What is no HTTP is answered all the same, in the shape of contract §5.8 and without a word of what was sent."""
+"""Bytes that are no HTTP are answered all the same, in the shape of contract §5.8 and without a word of what was
+sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a front asks of the ledger, without HTTP: nothing that began stays running, the gate counts whoever is in."""
+"""The questions of a front to the ledger, without HTTP: nothing that began stays running, the gate counts whoever is
+in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process asks of its C library."""
+"""The questions of a process to its C library."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def test_a_damaged_segment_is_not_compacted(tmp_path: Path) -> None:
 
 
 def starts(data: Path) -> tuple[Callable[[], object], Callable[[], object]]:
-    """What reads `data` whole: a replay, and a daemon."""
+    """The two that read `data` whole: a replay, and a daemon."""
 
     async def start() -> None:
         await Store.open(data, SETTINGS).close()
@@ -306,7 +306,7 @@ def test_the_files_of_the_archive_are_for_their_owner_alone(tmp_path: Path) -> N
 
 
 def test_the_time_to_start_does_not_grow_with_what_was_trained(tmp_path: Path) -> None:
-    """What a start reads: the snapshot and the segments behind it."""
+    """A start reads the snapshot and the segments behind it."""
     read = []
     for count in (256, 1024):  # the curve of rewards has its 256 points in both
         rig = LedgerRig()

@@ -303,7 +303,7 @@ asyncio.run(main())
 
 
 def runs(process: int) -> bool:
-    """Whether it does, and is not only what init has yet to bury."""
+    """Tell whether it does, and is not only what init has yet to bury."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

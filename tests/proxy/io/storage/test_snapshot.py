@@ -66,7 +66,7 @@ def test_what_the_world_failed_of_attempts_is_kept(seed: int) -> None:
 
 
 def test_users_traffic_is_kept(tmp_path: Path) -> None:
-    """What awaits a judgement, in its order, its parts, what is said of it, and what is withdrawn."""
+    """Everything that awaits a judgement, in its order, its parts, what is said of it, and what is withdrawn."""
     rig = LedgerRig(watch=True)
     for name, first in (("a", ""), ("a.2", "a"), ("b", ""), ("c", "")):
         rig.call(name, traffic="chat", first=first, identified_by="lineage")
@@ -180,7 +180,7 @@ def test_groups_have_the_size_with_which_the_daemon_starts(tmp_path: Path) -> No
 
 
 def test_a_field_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it lacks has its default, and what it adds is left out."""
+    """A field that it lacks has its default, and one that it adds is left out."""
     rig = LedgerRig()
     rig.open("e")
     vars(rig.state.tallies)["novelty"], rig.state.batches.leases = 5, 7

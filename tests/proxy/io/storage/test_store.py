@@ -45,7 +45,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 
 def story() -> list[list[Event]]:
-    """What happened, command by command: episodes in every state, a restart, a batch that came back."""
+    """The events, command by command: episodes in every state, a restart, a batch that came back."""
     rig, out = LedgerRig(), []
     run = rig.run
 
