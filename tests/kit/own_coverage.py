@@ -20,8 +20,8 @@ FLOOR = 100.0
 
 
 def covered_by_own_tests(module: Path) -> tuple[float, str]:
-    """Percent of the module's statements and branches that the tests of its room run, and the lines that are missing.
-    A module outside of all rooms has its own test file."""
+    """Percent of the module's statements and branches that the tests of its package run, and the lines that are
+    missing. A module outside of all packages has its own test file."""
     own = "/".join(["proxy", *module.parts[1:3]]).removesuffix(".py")
     own = f"{own}/.*" if len(module.parts) > 3 else f"proxy/core/test_{module.stem}"
     coverage = Coverage(config_file=str(ROOT / "pyproject.toml"))
