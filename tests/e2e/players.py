@@ -64,7 +64,8 @@ class Players:
 
     async def _game(self, task: str) -> float:
         async with (
-            aio.episode(task=task, model=self.model, proxy_url=self.url) as episode, httpx.AsyncClient(trust_env=False, verify=False) as http
+            aio.episode(task=task, model=self.model, proxy_url=self.url) as episode,
+            httpx.AsyncClient(trust_env=False, verify=False) as http,
         ):
             messages = [{"role": "user", "content": "say the number"}]
             tokens: list[int] = []

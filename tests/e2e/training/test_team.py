@@ -31,7 +31,8 @@ def play(task: str, episode: ajet_sdk.Episode) -> float:
             "temperature": 1.0, "return_token_ids": True, **UNSHAPED,
         }  # fmt: skip
         headers = {"Authorization": f"Bearer {episode.api_key}"}
-        answer = httpx.post(f"{episode.base_url}/chat/completions", json=body, headers=headers, timeout=600.0, verify=False)
+        url = f"{episode.base_url}/chat/completions"
+        answer = httpx.post(url, json=body, headers=headers, timeout=600.0, verify=False)
         total += sum(token % 2 for token in answer.raise_for_status().json()["choices"][0]["token_ids"])
     return total / 16
 
