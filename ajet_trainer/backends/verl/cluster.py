@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import ray
@@ -24,6 +25,9 @@ from ajet_sdk.settings import ConfigError
 GRACE_S = 10.0
 OBJECT_STORE_BYTES = 300 << 20
 """A CPU host moves its data through TransferQueue; Ray's store holds only actor arguments."""
+
+STARTS, LATE = 4, "timed out during startup"
+"""So often Ray is started at most, where it says so of itself."""
 
 STORE = ("TransferQueueController", "transfer_queue")
 """The name and the namespace of TransferQueue in a Ray."""
@@ -78,7 +82,23 @@ def start_ray(tree: DictConfig, device: str, env: dict[str, str]) -> None:
             settings["object_store_memory"] = OBJECT_STORE_BYTES
     wanted = {k: v for k, v in OmegaConf.to_container(tree.ray_kwargs.ray_init).items() if v is not None}
     runtime_env.update({k: v for k, v in wanted.pop("runtime_env", {}).items() if v is not None})
-    ray.init(**{**settings, **wanted})
+    come_up({**settings, **wanted})
+
+
+def come_up(settings: dict[str, Any]) -> None:
+    """``ray.init`` with `settings`. Ray waits 30 s for its node, which nobody can change. A busy host takes longer, but
+    less with each attempt, since its caches are warm then."""
+    for left in reversed(range(STARTS)):
+        before = psutil.Process().children(recursive=True)
+        try:
+            ray.init(**settings)
+        except Exception as error:
+            if not left or LATE not in str(error):
+                raise
+            ray.shutdown()
+            end([one for one in psutil.Process().children(recursive=True) if one not in before])
+        else:
+            return
 
 
 def note_processes(run_dir: Path) -> None:

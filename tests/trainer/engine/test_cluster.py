@@ -7,13 +7,14 @@ import os
 import socket
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import ray
 from transfer_queue import interface
 
 from ajet_sdk.settings import ConfigError
-from ajet_trainer.backends.verl.cluster import STORE, refuse_another
+from ajet_trainer.backends.verl.cluster import STORE, come_up, refuse_another
 
 ALONE = """
 import torch
@@ -40,6 +41,26 @@ def test_a_ray_is_for_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     there.clear()
     refuse_another()
     assert 'get_actor("{}", namespace="{}")'.format(*STORE) in inspect.getsource(interface._init_from_existing)
+
+
+def test_a_host_that_is_slow_to_start_ray_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the try before has started ends first."""
+    begun = list[subprocess.Popen[bytes]]()
+
+    def init(**settings: object) -> None:
+        assert settings == {"address": "local"} and all(one.poll() is not None for one in begun)
+        begun.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(6000)"]))
+        if len(begun) < 3:
+            raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    come_up({"address": "local"})
+    assert begun[-1].poll() is None
+    begun[-1].kill()
+    begun[-1].wait()
+    monkeypatch.setattr(ray, "init", Mock(side_effect=ValueError("the address is wrong")))
+    with pytest.raises(ValueError, match="the address is wrong"):
+        come_up({})
 
 
 def test_one_process_needs_no_port_that_somebody_may_have_taken() -> None:
