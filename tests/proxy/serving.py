@@ -16,6 +16,8 @@ import aiohttp
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.daemon import App
 from ajet_proxy.io.http import keyring
+from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
+from ajet_proxy.io.storage.store import Store
 from ajet_proxy.settings import Config
 
 CHAT = {"model": "stub", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
@@ -37,6 +39,21 @@ class Client:
 
     app: App
     session: aiohttp.ClientSession
+
+    @property
+    def store(self) -> Store:
+        """The daemon's own."""
+        return self.app._store
+
+    @property
+    def gate(self) -> Gatekeeper:
+        """The daemon's own."""
+        return self.app._gate
+
+    @property
+    def now(self) -> float:
+        """The time by the daemon's clock."""
+        return self.app._clock.now()
 
     async def ask(self, method: str, path: str, body: Any = None, *, key: str | None = None, **headers: str) -> Answer:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}

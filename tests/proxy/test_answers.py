@@ -113,7 +113,7 @@ async def test_the_answers_of_an_episode_are_forgotten_with_it(tmp_path: Path) -
             gone = await reward(client, responses[0], "/episodes/old/rewards")
             assert gone.json["error"]["code"] == "episode_discarded"
             assert (await client.record("old"))["calls"][0]["response"] == responses[0]
-            assert list(client.app._store.state.episodes.by_response) == [responses[1]]
+            assert list(client.store.state.episodes.by_response) == [responses[1]]
 
 
 async def test_an_engine_s_word_that_can_be_no_name_is_none(client: Client) -> None:

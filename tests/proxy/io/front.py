@@ -167,6 +167,12 @@ class Front:
             await asyncio.sleep(0)  # in which this end lets go of its socket, too
             assert not self.gate.in_flight, "whoever enters leaves, at the latest with its process"
 
+    @property
+    def server(self) -> web.Server:
+        """What answers its connections."""
+        assert self._runner._server is not None
+        return self._runner._server
+
     async def _behind_a_socket(self) -> HttpFront:
         """A front whose ledger_port is the real one at the other end of a socket."""
         loop, (ours, theirs) = asyncio.get_running_loop(), socket.socketpair()

@@ -82,6 +82,12 @@ class Response:
         return [at for at, _ in self.written]
 
 
+async def written(silence: KeepAlive) -> None:
+    """Until what it has begun to write has left."""
+    assert silence._writing is not None
+    await silence._writing
+
+
 def keeping(response: Any, exchange: Any = None, every_s: float = EVERY_S) -> KeepAlive:
     return KeepAlive(response, exchange or Saying(), every_s)
 
@@ -115,8 +121,7 @@ async def test_a_client_that_does_not_read_is_told_once() -> None:
         await asyncio.sleep(100)
         assert len(response.written) == 1
         response.reading.set()
-        assert silence._writing is not None
-        await silence._writing
+        await written(silence)
 
 
 @scripted
@@ -125,8 +130,7 @@ async def test_what_was_about_to_be_said_is_not_said_after_the_end() -> None:
     with keeping(response, every_s=60.0) as silence:
         silence._since -= 60.0
         silence._look()
-    assert silence._writing is not None
-    await silence._writing
+    await written(silence)
     assert response.written == []
 
 
@@ -136,8 +140,7 @@ async def test_a_client_that_went_away_is_no_error() -> None:
     response.error = ConnectionResetError()
     with keeping(response) as silence:
         await asyncio.sleep(20)
-    assert silence._writing is not None
-    await silence._writing
+    await written(silence)
 
 
 # --- whatever is hidden

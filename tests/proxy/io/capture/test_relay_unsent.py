@@ -52,8 +52,7 @@ async def test_a_client_that_is_gone_when_its_call_is_written_has_not_made_it(
 
     async def and_gone(events: Any) -> None:
         await commit(events)
-        assert front._runner._server is not None
-        for connection in front._runner._server.connections:
+        for connection in front.server.connections:
             assert connection.transport is not None
             connection.transport.abort()
 

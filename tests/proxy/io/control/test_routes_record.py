@@ -140,7 +140,7 @@ async def test_looks_wait_for_each_other_and_not_others_for_them(tmp_path: Path)
 
 async def test_many_events_at_once_do_not_hold_up_what_is_asked_meanwhile(tmp_path: Path) -> None:
     async with serving(tmp_path, upstream=("http://127.0.0.1:9",)) as client:
-        store = client.app._store
+        store = client.store
         async with client.session.get(f"{client.app.url}/ajet/v1/events") as events:
             await events.content.readline()
             with turns_of_others() as turns:

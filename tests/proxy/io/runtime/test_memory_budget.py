@@ -68,6 +68,11 @@ async def told(reader: asyncio.StreamReader) -> tuple[int, str | None, str]:
     return int(head.split()[1]), headers.get("Retry-After"), body["error"]["code"]
 
 
+def left(budget: MemoryBudget, size: int) -> bool:
+    """Whether bodies may take so much more, and nothing beyond it."""
+    return full(budget, more=size + 1) and not full(budget, more=size)
+
+
 PATHS = ("/v1/chat/completions", "/v1/embeddings")
 
 
@@ -77,16 +82,16 @@ async def test_unfinished_bodies_take_no_more_than_is_left(stub: EngineStub, fro
     budget.look(6 * LARGE)
     async with sending(front.url, path, 4 * LARGE) as (_, first), sending(front.url, path, 4 * LARGE) as second:
         first.write(b" " * 3 * LARGE)
-        await until(lambda: budget._taken == 3 * LARGE)
+        await until(lambda: left(budget, 3 * LARGE))
         reader, writer = second
         writer.write(b" " * 4 * LARGE)
         assert await told(reader) == (503, "10", "memory_limit")
-        await until(lambda: budget._taken == 3 * LARGE)
+        await until(lambda: left(budget, 3 * LARGE))
         async with sending(front.url, path, 4 * LARGE) as (reader, writer):  # answered before a byte of it
             assert await told(reader) == (503, "10", "memory_limit")
             writer.write(b" " * 4 * LARGE)  # which a client sends all the same, and is heard
             await writer.drain()
-    await until(lambda: budget._taken == 0)
+    await until(lambda: left(budget, 6 * LARGE))
     assert not stub.requests
 
 

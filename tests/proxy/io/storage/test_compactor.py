@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -69,12 +70,26 @@ class Daemon:
             await self.store.commit(())
         return names
 
+    @property
+    def at_work(self) -> bool:
+        task = self.compactor._task
+        return task is not None and not task.done()
+
+    def compactions(self, outcome: str) -> int:
+        """How many ended so."""
+        found = re.search(rf'ajet_compactions_total{{outcome="{outcome}"}} (\d+)', self.metrics.render())
+        return int(found[1]) if found else 0
+
+    async def tick(self) -> None:
+        """One, and what it begins."""
+        self.compactor.tick()
+        if (task := self.compactor._task) is not None:
+            await task
+
     async def ticks(self) -> None:
         """Until there is nothing more to do."""
         while True:
-            self.compactor.tick()
-            if (task := self.compactor._task) is not None:
-                await task
+            await self.tick()
             waits = self.at < self.compactor._not_before
             if waits or not (self.compactor._arrived or self.compactor._is_due()):
                 return
@@ -99,7 +114,7 @@ async def test_what_is_trained_leaves_memory_and_is_still_shown(
     assert len(store.state.episodes.leaving) < 10 and len(store.state.batches.leaving) < 10
     assert {name: views.record(store.state, name, tokens="all") for name in names} == whole
     assert list(replay_lines(tmp_path)) == said
-    assert 'ajet_compactions_total{outcome="done"} 1' in daemon.metrics.render()
+    assert daemon.compactions("done") == 1
     left = picture(store.state)
     await store.close()
     again = opened(tmp_path)
@@ -118,9 +133,7 @@ async def test_the_more_episodes_are_in_the_archive_the_more_leave_memory_at_onc
     left = []
     for _ in range(7):
         left.append(len(store.state.episodes.leaving))
-        daemon.compactor.tick()
-        assert daemon.compactor._task is not None
-        await daemon.compactor._task
+        await daemon.tick()
     assert left == [31, 31, 31, 28, 26, 24, 22], "nothing has arrived at first, and a compaction is due"
 
 
@@ -134,11 +147,11 @@ async def test_a_compaction_that_fails_is_tried_again_later(
     first.write_bytes(whole[:-1])
     await daemon.ticks()
     assert "is damaged at byte" in caplog.text
-    assert 'ajet_compactions_total{outcome="failed"} 1' in daemon.metrics.render()
+    assert daemon.compactions("failed") == 1
     assert len(store.state.episodes.leaving) == 28
     first.write_bytes(whole)
     daemon.compactor.tick()
-    assert daemon.compactor._task is not None and daemon.compactor._task.done()
+    assert not daemon.at_work
     daemon.at += module.RETRY_S
     await daemon.ticks()
     assert len(store.state.episodes.leaving) < 10
@@ -156,13 +169,11 @@ async def test_why_it_fails_is_said_once_for_each_reason(
         monkeypatch.setattr(module, "COMMAND", ("-c", program))
         daemon.at += module.RETRY_S
         daemon.compactor._arrived = False
-        daemon.compactor.tick()
-        assert daemon.compactor._task is not None
-        await daemon.compactor._task
+        await daemon.tick()
     every = "; it is tried again every 60 seconds"
     assert [record.message for record in caplog.records] == [f"full{every}", f"torn{every}", "large", f"torn{every}"]
-    assert 'ajet_compactions_total{outcome="failed"} 5' in daemon.metrics.render()
-    assert 'ajet_compactions_total{outcome="done"} 1' in daemon.metrics.render()
+    assert daemon.compactions("failed") == 5
+    assert daemon.compactions("done") == 1
 
 
 async def test_what_cannot_be_read_or_started_does_not_end_the_daemon(
@@ -179,16 +190,14 @@ async def test_what_cannot_be_read_or_started_does_not_end_the_daemon(
     await store_ticks(daemon)
     await store_ticks(daemon)
     assert "cannot be started" in caplog.text
-    assert 'ajet_compactions_total{outcome="failed"} 3' in daemon.metrics.render()
+    assert daemon.compactions("failed") == 3
     assert len(store.state.episodes.leaving) == 28
 
 
 async def store_ticks(daemon: Daemon) -> None:
     """One tick, after whatever was waited for."""
     daemon.at += module.RETRY_S
-    daemon.compactor.tick()
-    assert daemon.compactor._task is not None
-    await daemon.compactor._task
+    await daemon.tick()
 
 
 async def test_retention_is_looked_after_without_new_segments(store: Store, tmp_path: Path) -> None:
@@ -203,9 +212,12 @@ async def test_retention_is_looked_after_without_new_segments(store: Store, tmp_
     await daemon.ticks()
     assert store.state.episodes.find(names[0]) is None
     assert "ajet_removed_episodes_total 0" not in daemon.metrics.render()
-    assert not daemon.compactor._is_due()
+    done = daemon.compactions("done")
+    await daemon.ticks()
+    assert daemon.compactions("done") == done
     daemon.at += module.RETAIN_S
-    assert daemon.compactor._is_due()
+    await daemon.ticks()
+    assert daemon.compactions("done") == done + 1
 
 
 async def test_a_disk_that_ends_no_segment_lets_none_be_compacted(
@@ -219,7 +231,7 @@ async def test_a_disk_that_ends_no_segment_lets_none_be_compacted(
     disk.fail("open")
     await daemon.ticks()
     assert "the journal cannot write" in caplog.text and snapshots(tmp_path) == []
-    assert 'ajet_compactions_total{outcome="failed"} 1' in daemon.metrics.render()
+    assert daemon.compactions("failed") == 1
     disk.heal()
     daemon.at += module.RETRY_S
     while not store.healthy:
@@ -238,7 +250,7 @@ async def test_failing_again_and_again_is_an_alert_until_it_succeeds(
     monkeypatch.setattr(module, "COMMAND", ("-c", "raise SystemExit(1)"))
     for failures in range(1, 5):
         await daemon.ticks()
-        assert daemon.compactor._failures == failures
+        assert daemon.compactions("failed") == failures
         assert bool(store.alerts()) == (failures >= 3)
         daemon.at += module.RETRY_S
     assert store.alerts()["compaction"].startswith("compaction failed 4 times in a row")
@@ -255,11 +267,10 @@ async def test_what_a_compaction_archived_before_it_failed_is_let_go_of_before_t
     await daemon.trains(30)
     monkeypatch.setattr(module, "COMMAND", ("-c", FAILS_AT_THE_SNAPSHOT))
     await daemon.ticks()
-    assert 'ajet_compactions_total{outcome="failed"} 1' in daemon.metrics.render() and store.state.episodes.leaving
+    assert daemon.compactions("failed") == 1 and store.state.episodes.leaving
     daemon.at += module.RETRY_S
     before = len(store.state.episodes.leaving)
-    daemon.compactor.tick()
-    await daemon.compactor._task  # type: ignore[misc]
+    await daemon.tick()
     assert before == 28 and len(store.state.episodes.leaving) < 10
 
 
@@ -284,7 +295,7 @@ async def test_a_compaction_ends_with_the_daemon(
     for _ in range(2):
         daemon.compactor.tick()
         await asyncio.sleep(0.1)
-    assert daemon.compactor._task is not None and not daemon.compactor._task.done()
+    assert daemon.at_work
     await asyncio.wait_for(daemon.compactor.stop(), 300)
     assert len(store.state.episodes.leaving) == 28
 

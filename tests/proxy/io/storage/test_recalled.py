@@ -47,7 +47,7 @@ async def test_a_command_is_given_again_once_what_it_asks_for_is_read() -> None:
 
 async def until_archived(client: Client) -> None:
     """Something is in the archive, and not on its way there."""
-    episodes = client.app._store.state.episodes
+    episodes = client.store.state.episodes
     await eventually(lambda: episodes.archived and not episodes.leaving)
 
 
