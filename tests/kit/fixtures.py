@@ -49,10 +49,10 @@ def proxy(
     request: pytest.FixtureRequest, engine: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ProxyProcess]:
     """The daemon as a process before `engine`, which has met no error of its own at the end. A module gives it options
-    as ``DAEMON``."""
+    as ``DAEMON``, a test more as this fixture's parameter."""
     if not PROXY.exists():
         pytest.skip("needs ajet-proxy in .venv: .ci/setup daemon")
-    options = getattr(request.module, "DAEMON", ())
+    options = (*getattr(request.module, "DAEMON", ()), *getattr(request, "param", ()))
     with ProxyProcess(engine, tmp_path_factory.mktemp("daemon") / "data", options=options) as running:
         yield running
         assert "Traceback" not in running.errors()

@@ -16,11 +16,11 @@ import pytest
 
 from ajet_sdk import Client, errors
 from ajet_sdk.interception import NODE_PRELOAD, Interception, bundle, intercepting
-from tests.kit.ports import free_port
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.rig import Rig
 from tests.sdk.conftest import Ajet
 
+DAEMON = ("--intercept", "127.0.0.1:0")
 NEEDS_PROXY = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
 NEEDS_NODE = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 NEEDS_CURL = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
@@ -110,13 +110,6 @@ def test_where_connections_are_caught_without_a_proxy_the_certificates_are_enoug
 def test_hosts_that_went_without_a_proxy_still_do_unless_they_are_listed(name: str, before: str, kept: str) -> None:
     env = FOUND.environment({name: before}, "k")
     assert env["NO_PROXY"] == env["no_proxy"] == "localhost,127.0.0.1,::1,gpu" + kept
-
-
-@pytest.fixture(scope="module")
-def proxy(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    options = ("--intercept", f"127.0.0.1:{free_port()}")
-    with ProxyProcess(engine, tmp_path_factory.mktemp("intercepting") / "data", options=options) as process:
-        yield process
 
 
 def calls_of(proxy: ProxyProcess, task: str) -> list[list[dict[str, Any]]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -23,19 +22,9 @@ pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in 
 ALL = 9999
 
 
-@pytest.fixture(scope="module", params=["1", "2"], ids=["one process", "workers"])
-def running(
-    engine: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ProxyProcess]:
-    data = tmp_path_factory.mktemp("untrainable") / "data"
-    with ProxyProcess(engine, data, options=("--workers", request.param)) as process:
-        yield process
-
-
-@pytest.fixture
-def proxy(running: ProxyProcess, monkeypatch: pytest.MonkeyPatch) -> ProxyProcess:
-    monkeypatch.setenv("AJET_PROXY_URL", running.url)
-    return running
+BOTH_WAYS = pytest.mark.parametrize(
+    "proxy", [("--workers", "1"), ("--workers", "2")], ids=["one process", "workers"], indirect=True, scope="module"
+)
 
 
 def spoil(engine: str, kind: str = "", times: int = ALL) -> None:
@@ -49,12 +38,13 @@ def run(ajet: Ajet) -> Ajet:
     return lambda *options: ajet("run", "--task", "t", "--quiet", *options, "--", sys.executable, "-c", AGENT)
 
 
+@BOTH_WAYS
 @pytest.mark.parametrize(("kind", "said", "remedy"), [
     ("no_token_ids", "gives no token ids (no_token_ids)", GIVES_TOKEN_IDS),
     ("refuses_ids", "refuses requests for token ids and logprobs (unaskable)", UNTRAINABLE["unaskable"].remedy),
 ])  # fmt: skip
 def test_a_run_of_which_nothing_can_be_trained_fails_and_says_why(
-    proxy: ProxyProcess, run: Ajet, engine: str, kind: str, said: str, remedy: str
+    daemon: ProxyProcess, run: Ajet, engine: str, kind: str, said: str, remedy: str
 ) -> None:
     spoil(engine, kind)
     code, out, err = run("--repeat", "2")
@@ -64,8 +54,9 @@ def test_a_run_of_which_nothing_can_be_trained_fails_and_says_why(
     assert (code, err) == (0, "")
 
 
+@BOTH_WAYS
 def test_a_run_of_which_some_can_be_trained_succeeds_and_says_the_rest(
-    proxy: ProxyProcess, run: Ajet, engine: str
+    daemon: ProxyProcess, run: Ajet, engine: str
 ) -> None:
     spoil(engine, "no_logprobs", times=1)
     code, out, err = run("--repeat", "2")
@@ -95,7 +86,8 @@ def test_the_daemon_says_it_once_until_the_engine_tells(ajet: Ajet, run: Ajet, e
         assert proxy.errors().count(f"alert: {line}") == 1
 
 
-def test_an_agent_in_python_is_told_as_well(proxy: ProxyProcess, ajet: Ajet, engine: str) -> None:
+@BOTH_WAYS
+def test_an_agent_in_python_is_told_as_well(daemon: ProxyProcess, ajet: Ajet, engine: str) -> None:
     spoil(engine, "no_token_ids")
 
     def agent(task: str, episode: ajet_sdk.Episode) -> float:

@@ -6,7 +6,6 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from ajet_trainer import doctor
 from ajet_trainer.cli import cli
 from ajet_trainer.config import Config
 from tests.kit.ports import free_port
-from tests.trainer.stub_engine import StubEngine, stub_engine
+from tests.trainer.stub_engine import StubEngine
 
 BILLION = 1_000_000_000
 NOWHERE = f"http://127.0.0.1:{free_port()}"
@@ -40,12 +39,6 @@ def folder(path: Path, size: int = BILLION) -> Path:
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     return Config(model=str(folder(tmp_path / "m")), run_dir=str(tmp_path / "run"), proxy_url=NOWHERE)
-
-
-@pytest.fixture
-def engine() -> Iterator[StubEngine]:
-    with stub_engine() as made:
-        yield made
 
 
 def of(config: Config, check: str) -> list[Finding]:

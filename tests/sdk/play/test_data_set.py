@@ -11,9 +11,7 @@ import pytest
 
 import ajet_sdk
 from ajet_sdk import aio, errors
-from ajet_sdk.play import data_set as plays
-from ajet_sdk.play import patience, rollouts
-from ajet_sdk.play import schedule as turns
+from ajet_sdk.play import patience
 from ajet_sdk.play.data_set import PlayedRollouts
 from ajet_sdk.play.episode import aborting, opening
 from ajet_sdk.play.options import RunOptions, name_of
@@ -22,13 +20,7 @@ from ajet_sdk.play.schedule import LATER
 from tests.kit.control_stub import ControlStub, Say
 from tests.kit.patience import LONG_S, reached
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has what is waited for come soon."""
-    monkeypatch.setattr(rollouts, "WANTED_S", 0.01)
-    monkeypatch.setattr(turns, "AGAIN_S", 0.01)
-    monkeypatch.setattr(plays, "LOOK_S", 0.01)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 async def one(task: Any, episode: Any) -> float:

@@ -9,17 +9,14 @@ import pytest
 
 import ajet_sdk
 from ajet_sdk import aio
-from ajet_sdk.play import rollouts, schedule
+from ajet_sdk.play import schedule
 from ajet_sdk.play.program import Program, run_program
 from ajet_sdk.play.schedule import FULL_S, MOST_S, Room, pause_after
 from tests.kit.control_stub import ControlStub
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look is soon repeated, and nothing is drawn."""
-    monkeypatch.setattr(rollouts, "WANTED_S", 0.001)
-    monkeypatch.setattr(schedule, "AGAIN_S", 0.001)
+def undrawn(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ajet_sdk.client.Client.chance", staticmethod(lambda: 0.0))
 
 

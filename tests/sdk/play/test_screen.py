@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ajet_sdk
-from ajet_sdk.play import schedule, trial
+from ajet_sdk.play import trial
 from ajet_sdk.play.results import Progress, RunResult
 from ajet_sdk.play.screen import Screen, result_line
 from tests.kit.asking import ASK
@@ -19,6 +19,7 @@ from tests.kit.proxy_process import ProxyProcess
 from tests.kit.steps import steps
 from tests.sdk.conftest import Ajet
 
+pytestmark = pytest.mark.usefixtures("quick")
 AGENT = f"""{ASK}
 first = "how many\\nlegs has it?"
 said = ask(first)
@@ -27,12 +28,6 @@ ask(first, said, "and now?")
 if os.environ["AJET_TASK"] == "broken":
     raise RuntimeError("the checker is not there")
 """
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has what failed be played again soon."""
-    monkeypatch.setattr(schedule, "AGAIN_S", 0.01)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A stub engine for each test."""
+"""A second stub engine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.trainer.stub_engine import StubEngine, stub_engine
-
-
-@pytest.fixture
-def engine() -> Iterator[StubEngine]:
-    with stub_engine() as made:
-        yield made
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,10 @@ from ajet_trainer.engines import adapters, same_model
 from ajet_trainer.engines.http import EngineLost
 from tests.kit.http_server import JsonServer, Say
 from tests.kit.ports import free_port
-from tests.trainer.stub_engine import LOAD, UNLOAD, StubEngine, stub_engine
+from tests.trainer.stub_engine import LOAD, UNLOAD, StubEngine
 
 LORA = {"actor_rollout_ref.model.lora_rank": 4}
-
-
-@pytest.fixture
-def engine() -> Iterator[StubEngine]:
-    with stub_engine("base") as made:
-        yield made
+ENGINE = {"base": "base"}
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.kit.ports import free_port
 from tests.trainer.stub_engine import StubEngine, stub_engine
 
 CONFIG = {"model_type": "qwen2", "num_hidden_layers": 2, "hidden_size": 128, "max_position_embeddings": 2048}
+ENGINE = {"root": "models/elsewhere"}
 
 
 def folder(path: Path, **changes: Any) -> Path:
@@ -28,10 +28,10 @@ def folder(path: Path, **changes: Any) -> Path:
 
 
 @pytest.fixture
-def engine() -> Iterator[StubEngine]:
-    with stub_engine(root="models/elsewhere") as made:
-        made.adapters["coder"] = "x"
-        yield made
+def engine(engine: StubEngine) -> StubEngine:
+    """It has an adapter of somebody else."""
+    engine.adapters["coder"] = "x"
+    return engine
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.kit.ledger_rig import LedgerRig, Shelf
 
 @pytest.fixture
 def rig() -> LedgerRig:
+    """It is not checked after each event: merges are counted here."""
     return LedgerRig()
 
 
