@@ -16,7 +16,7 @@ import pytest
 import ajet_sdk
 from ajet_sdk import Client
 from ajet_sdk.client import NoReply
-from ajet_sdk.play import program as runner
+from ajet_sdk.play import program
 from ajet_sdk.play.child import Child
 from ajet_sdk.play.episode import EpisodeLife, Opened
 from ajet_sdk.play.patience import Absence
@@ -70,7 +70,7 @@ def test_a_proxy_that_dies_in_a_run_is_told_of_and_the_end_says_the_truth(
 
 def test_an_interrupt_of_who_waits_ends_the_program_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As soon as it obeys, and not after its time is over."""
-    monkeypatch.setattr(runner, "END_GRACE_S", 3600.0)
+    monkeypatch.setattr(program, "END_GRACE_S", 3600.0)
     pids = tmp_path / "pids"
 
     def interrupted(child: Child) -> int:
@@ -111,16 +111,16 @@ class _Episode:
 
 def test_programs_whose_episodes_are_discarded_are_ended_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """All are asked after at once, so those of which the proxy says nothing hold up no other."""
-    monkeypatch.setattr(runner, "WATCH_S", 1.0)
+    monkeypatch.setattr(program, "WATCH_S", 1.0)
     ended: list[Any] = []
-    monkeypatch.setattr(runner, "_end_all", lambda children, grace: ended.append((children, grace)))
+    monkeypatch.setattr(program, "_end_all", lambda children, grace: ended.append((children, grace)))
     with ControlStub() as stub, Client(stub.url) as client:
         agent = ProgramAgent(Program(("true",)), client)
         for number in range(50):
             with ajet_sdk.episode("t", proxy_url=stub.url) as episode:
-                agent._running[episode.id] = runner._Running(number, episode, 0.0)  # type: ignore[arg-type]
+                agent._running[episode.id] = program._Running(number, episode, 0.0)  # type: ignore[arg-type]
                 episode.reward(1.0)
         stub.discard("ep-0", "idle")
         stub.says = lambda heard: None if heard.path.endswith("/ep-0") else DROP
         agent._end_discarded()
-    assert ended == [([0], runner.END_GRACE_S)] and agent._running["ep-0"].lost == "idle"
+    assert ended == [([0], program.END_GRACE_S)] and agent._running["ep-0"].lost == "idle"

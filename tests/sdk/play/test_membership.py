@@ -14,7 +14,7 @@ import ajet_sdk
 from ajet_sdk import aio, errors, routes
 from ajet_sdk.blocking import wait
 from ajet_sdk.client import Client, Target
-from ajet_sdk.play import membership as clients
+from ajet_sdk.play import membership
 from ajet_sdk.play.membership import Membership, own_name
 from ajet_sdk.play.program import Program, run_program
 from ajet_sdk.play.revision import of_agent
@@ -158,7 +158,7 @@ async def test_one_that_is_gone_however_often_it_joins_is_no_endless_loop(stub: 
     stub._open = gone  # type: ignore[method-assign]
     results = await aio.run(rewarding, ["a"], repeat=1)
     assert [item.outcome for item in results] == ["failed"]
-    assert len(set(opened)) == clients.OPENINGS
+    assert len(set(opened)) == membership.OPENINGS
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_a_join_that_fails_when_nobody_waits_any_more_says_nothing(
 
 async def test_a_say_that_raises_ends_the_run_and_no_beats(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
     told = threading.Event()
-    monkeypatch.setattr(clients, "BEATS", 600)
+    monkeypatch.setattr(membership, "BEATS", 600)
     stub.says = lambda heard: DROP if heard.path.endswith("/beat") and not told.is_set() else None
 
     def say(line: str) -> None:

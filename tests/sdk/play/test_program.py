@@ -13,8 +13,7 @@ import pytest
 
 import ajet_sdk
 from ajet_sdk import errors
-from ajet_sdk.play import membership as clients
-from ajet_sdk.play import program as runner
+from ajet_sdk.play import membership, program
 from ajet_sdk.play.child import Child
 from ajet_sdk.play.program import Program, ProgramAgent, proxy_variable, reaching, run_program
 from ajet_sdk.play.results import RunResult
@@ -127,13 +126,13 @@ def test_who_prints_no_number_when_the_work_is_wrong_is_told_once(stub: ControlS
     run_program(Program(("false",), reward_from="stdout"), ["a", "b"], say=lines.append)
     (line,) = lines
     assert line.endswith("only successes are trained: have it give 0 then")
-    for program, remedy in (
+    for earns, remedy in (
         (Program(("true",), reward_from="stdout"), "have it give 0 then"),
         (Program(("true",), reward_cmd="true"), "have it print 0 then"),
         (Program(("true",), reward_cmd="if false; then echo 1; fi"), "have it print 0 then"),
     ):
         lines.clear()
-        run_program(program, ["a", "b"], say=lines.append)
+        run_program(earns, ["a", "b"], say=lines.append)
         (line,) = lines
         assert line.endswith(f"only successes are trained: {remedy}")
     lines.clear()
@@ -204,15 +203,15 @@ def test_a_program_that_is_not_there(stub: ControlStub) -> None:
 
 
 def test_what_cannot_be_run_is_said_before_anything_is(stub: ControlStub) -> None:
-    for program in ({"argv": ()}, {"argv": "true"}, {"argv": ("x",), "reward_from": "luck"},
-                    {"argv": ("x",), "reward_from": "file", "reward_cmd": "echo 1"}):
+    for wrong in ({"argv": ()}, {"argv": "true"}, {"argv": ("x",), "reward_from": "luck"},
+                  {"argv": ("x",), "reward_from": "file", "reward_cmd": "echo 1"}):
         with pytest.raises(errors.BadRequest):
-            Program(**program)  # type: ignore[arg-type]
+            Program(**wrong)  # type: ignore[arg-type]
     assert not stub.heard
 
 
 def test_a_program_whose_episode_is_discarded_is_ended(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "WATCH_S", 0.1)
+    monkeypatch.setattr(program, "WATCH_S", 0.1)
 
     def discarding(episode: Any, stream: str, line: bytes) -> None:
         stub.discard(episode.id, "wall_timeout")
@@ -230,8 +229,8 @@ def test_a_callback_that_raises_in_the_watch_ends_the_run_and_not_the_watch(
     stub: ControlStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program whose episode is discarded is ended as ever."""
-    monkeypatch.setattr(runner, "ENGINE_S", 0.1)
-    monkeypatch.setattr(runner, "WATCH_S", 0.1)
+    monkeypatch.setattr(program, "ENGINE_S", 0.1)
+    monkeypatch.setattr(program, "WATCH_S", 0.1)
     told = threading.Event()
     stub.says = lambda heard: DROP if heard.path.endswith("/status") and not told.is_set() else None
 
@@ -339,7 +338,7 @@ def test_code_that_changes_while_an_episode_is_opened_plays_another_one(
     (item,) = run_program(Program(("sh", str(script))), ["a"], play=play)
     assert (item.reward, item.episode) == (1.0, "ep-1"), "nothing had failed, and nothing is played again"
     assert revisions(stub) == [("discarded", False, None), ("ready", True, 1.0)]
-    assert (stub.episodes["ep-0"]["detail"], stub.episodes["ep-0"]["cause"]) == (clients.CHANGED, "infra")
+    assert (stub.episodes["ep-0"]["detail"], stub.episodes["ep-0"]["cause"]) == (membership.CHANGED, "infra")
     ids = [heard.body.get("id") for heard in stub.heard if heard.path.endswith("/episodes")]
     assert play is None or len(set(ids)) == 2
 
@@ -357,11 +356,11 @@ def edited_once(script: Path, monkeypatch: pytest.MonkeyPatch, *, before: bool, 
         def wait(self) -> int:
             if not before and not done:
                 script.write_text("exit 0")
-                monkeypatch.setattr(runner, "QUICK_S", quick_s)
+                monkeypatch.setattr(program, "QUICK_S", quick_s)
             done.append(1)
             return super().wait()
 
-    monkeypatch.setattr(runner, "Child", Edited)
+    monkeypatch.setattr(program, "Child", Edited)
 
 
 @pytest.mark.parametrize("how", [{}, {"play": "d"}, {"play": "d", "watch": True}])
@@ -387,7 +386,7 @@ def test_a_program_that_lasts_is_looked_at_once_it_has_read_its_code(
 def test_what_it_does_later_is_under_the_code_that_it_began_with(
     stub: ControlStub, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "QUICK_S", 0.0)
+    monkeypatch.setattr(program, "QUICK_S", 0.0)
     later, begun, ticks = tmp_path / "later", list[bytes](), list[bytes]()
 
     def tick() -> None:
@@ -396,11 +395,11 @@ def test_what_it_does_later_is_under_the_code_that_it_began_with(
             later.touch()
 
     script.write_text(f"echo; until test -e {later}; do sleep 0.1; done; echo '# more' >> {script}; exit 0\n")
-    program = Program(("sh", str(script)))
-    code, said = of_program(program.argv, None), lambda episode, stream, line: begun.append(line)
+    played = Program(("sh", str(script)))
+    code, said = of_program(played.argv, None), lambda episode, stream, line: begun.append(line)
     with (
         ajet_sdk.Client() as client, ajet_sdk.episode("t", revision=code()) as episode,
-        ProgramAgent(program, client, said, code=code, tick=tick) as agent,
+        ProgramAgent(played, client, said, code=code, tick=tick) as agent,
     ):
         agent("t", episode)
     assert episode.outcome.reward == 1.0

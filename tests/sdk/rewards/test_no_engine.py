@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_sdk.play import patience
-from ajet_sdk.play import program as runner
+from ajet_sdk.play import patience, program
 from ajet_sdk.play.program import Program, run_program
 from tests.kit.proxy_process import PROXY, ProxyProcess
 
@@ -26,7 +25,7 @@ def test_a_run_without_any_engine_waits_and_says_so(tmp_path: Path, monkeypatch:
     """Its requests wait for so long that the daemon refuses them: the world's failure."""
     monkeypatch.setattr(patience, "LONG_S", 0.0)
     for name in ("ENGINE_S", "TICK_S"):
-        monkeypatch.setattr(runner, name, 0.1)
+        monkeypatch.setattr(program, name, 0.1)
     lines, heard = list[str](), tmp_path / "heard"
 
     def say(line: str) -> None:
@@ -36,6 +35,6 @@ def test_a_run_without_any_engine_waits_and_says_so(tmp_path: Path, monkeypatch:
     with ProxyProcess(None, tmp_path / "data", options=("--gate-hold-s", "1")) as proxy:
         monkeypatch.setenv("AJET_PROXY_URL", proxy.url)
         (item,) = run_program(Program((sys.executable, "-c", ASK, str(heard))), ["t"], retries=0, say=say)
-    assert lines == [f"waiting: {runner.NO_ENGINE}"]
+    assert lines == [f"waiting: {program.NO_ENGINE}"]
     assert (item.outcome, item.infra) == ("aborted", True)
     assert item.reason == "the model never answered (unserved)"
