@@ -19,6 +19,8 @@ TOKENS = 1500
 ATTEMPTS = 10
 FLOWING = 5
 """So many tokens have come before the gate is closed."""
+QUIET = 20
+"""So often others are answered and nothing comes of a stream that is frozen."""
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Go on"}], "max_tokens": TOKENS, "ignore_eos": True}
 
 
@@ -36,7 +38,7 @@ async def test_a_stream_freezes_while_the_gate_is_closed_and_ends_whole(
     already = computed_again(vllm)
     with ProxyProcess(vllm.url, tmp_path / "data", options=["--gate-mode", "pause"]) as proxy:
         async with httpx.AsyncClient(base_url=proxy.url, timeout=300, trust_env=False) as http:
-            episode, events, streaming, version = await caught_midway(http)
+            episode, events, streaming, version = await caught_midway(http, vllm)
             held = asyncio.create_task(http.post("/e/held/v1/chat/completions", json=BODY | {"max_tokens": 4}))
             seen = len(events)
             await asyncio.sleep(2.0)
@@ -73,7 +75,7 @@ async def test_after_an_update_no_call_uses_what_other_weights_left_in_the_prefi
         async with httpx.AsyncClient(base_url=proxy.url, timeout=300, trust_env=False) as http:
             for path in ("/e/before", vllm.url):
                 await first(http, path, asked)
-            _, _, streaming, version = await caught_midway(http)
+            _, _, streaming, version = await caught_midway(http, vllm)
             load(vllm, other_weights(vllm, tmp_path))
             await http.post("/ajet/v1/gate/open", json={"policy_version": version + 1})
             seen = await first(http, "/e/after", asked)
@@ -109,7 +111,7 @@ def load(engine: Engine, folder: Path) -> None:
         httpx.post(engine.url + path, json=said, timeout=300, trust_env=False).raise_for_status()
 
 
-async def caught_midway(http: httpx.AsyncClient) -> tuple[str, list[Any], asyncio.Task[Any], int]:
+async def caught_midway(http: httpx.AsyncClient, vllm: Engine) -> tuple[str, list[Any], asyncio.Task[Any], int]:
     """A stream that the gate closed upon: its episode, its events so far, its end, and the policy version.
 
     On a busy machine the engine may have given a whole answer before the gate closes; then another one is asked for.
@@ -122,19 +124,23 @@ async def caught_midway(http: httpx.AsyncClient) -> tuple[str, list[Any], asynci
         await flowing.wait()
         closed = (await http.post("/ajet/v1/gate/close", json={})).json()
         assert closed["gate"] == "closed" and closed["in_flight"] in (0, 1)
-        if closed["in_flight"] and not await ended(streaming, events):
+        if closed["in_flight"] and not await ended(http, vllm, streaming, events):
             return f"frozen-{version}", events, streaming, version
         assert await asyncio.wait_for(streaming, 300) == "length"
         (await http.post("/ajet/v1/gate/open", json={"policy_version": version + 1})).raise_for_status()
     raise AssertionError(f"each of {ATTEMPTS} answers was whole before the gate closed")
 
 
-async def ended(streaming: asyncio.Task[Any], events: list[Any]) -> bool:
-    """Tell whether a stream ends now that the gate is closed; if not, nothing comes of it any more."""
-    seen = 0
-    while seen < len(events) and not streaming.done():
+async def ended(http: httpx.AsyncClient, vllm: Engine, streaming: asyncio.Task[Any], events: list[Any]) -> bool:
+    """Tell whether a stream ends now that the gate is closed; if not, nothing comes of it any more: nothing has while the
+    engine and the proxy have answered other requests."""
+    seen, quiet = len(events), 0
+    while quiet < QUIET and not streaming.done():
+        for url in (f"{vllm.url}/health", "/ajet/v1/status"):
+            (await http.get(url)).raise_for_status()
+        await asyncio.wait({streaming}, timeout=0.3)
+        quiet = quiet + 1 if len(events) == seen else 0
         seen = len(events)
-        await asyncio.wait({streaming}, timeout=6.0)
     return streaming.done()
 
 

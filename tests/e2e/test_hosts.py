@@ -31,6 +31,7 @@ from ajet_trainer.step import Run
 from tests.kit.certificates import Authority
 from tests.kit.environment import clean
 from tests.kit.hosts import Hosts, lacking
+from tests.kit.patience import AJET
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.source import ROOT
 from tests.kit.still_learner import StillLearner
@@ -44,7 +45,7 @@ pytestmark = [
 ]
 SECRET = "the-secret-of-an-operator"
 TASKS, SIZE, LEASE_S, CUT_S = 8, 2, 2.0, 4.0
-AJET = (sys.executable, "-c", "from ajet_sdk.cli import main; main()", "run", "--quiet", "--task", "t", "--repeat", "2")
+RUN = (*AJET, "run", "--quiet", "--task", "t", "--repeat", "2")
 PROGRAM = """
 import openai, os
 messages = [{"role": "user", "content": os.environ["AJET_EPISODE"]}]
@@ -281,7 +282,7 @@ def test_agents_bear_a_network_that_comes_back(site: Site) -> None:
         AJET_PROXY_URL=site.daemon.url, AJET_API_KEY=site.daemon.key("agent"), SSL_CERT_FILE=site.servers.file,
         PYTHONPATH=str(ROOT),
     )  # fmt: skip
-    command = [*site.hosts.inside("agents"), *AJET, "--", sys.executable, "-c", PROGRAM]
+    command = [*site.hosts.inside("agents"), *RUN, "--", sys.executable, "-c", PROGRAM]
     agent = playing(site, seen)
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as program:
         for _ in range(3):

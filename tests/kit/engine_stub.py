@@ -111,6 +111,12 @@ class EngineStub:
         """The requests to the generating routes, oldest first."""
         return [request for request in self.requests if request.path in WRITERS]
 
+    async def stop_listening(self) -> Callable[[], int]:
+        """Refuse new connections. Those that there are stay, and it tells how many they are."""
+        runner: Any = self._runner
+        await asyncio.gather(*(site.stop() for site in runner.sites))
+        return lambda: len(runner.server.connections)
+
     # ---- generation
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:

@@ -7,7 +7,8 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -15,6 +16,14 @@ T = TypeVar("T")
 
 def steps(work: Callable[[], object]) -> int:
     """Calls of Python functions, and of C functions from Python, that `work` makes; those of a collection are not."""
+    with counting() as made:
+        work()
+    return made()
+
+
+@contextmanager
+def counting() -> Iterator[Callable[[], int]]:
+    """Tells how many such calls this thread has made since the block began."""
     made = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:
@@ -25,12 +34,11 @@ def steps(work: Callable[[], object]) -> int:
     gc.disable()
     sys.setprofile(count)
     try:
-        work()
+        yield lambda: made
     finally:
         sys.setprofile(before)
         if collecting:
             gc.enable()
-    return made
 
 
 def processor_s(run: Callable[[], T]) -> tuple[T, float]:
@@ -49,3 +57,13 @@ def own_s(work: Callable[[], object], runs: int) -> float:
         work()
         seconds.append(time.process_time() - began)
     return statistics.median(seconds)
+
+
+def is_within(times: float, small: Callable[[], object], large: Callable[[], object], tries: int = 5) -> bool:
+    """Whether `large` takes less than so many `times` the processor time of `small` in any of the `tries`. In some of
+    them a busy machine may be slower for the one than for the other."""
+
+    def best_s(work: Callable[[], object]) -> float:
+        return min(own_s(work, 1) for _ in range(3))
+
+    return any(best_s(large) < times * max(best_s(small), 1e-4) for _ in range(tries))

@@ -95,7 +95,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             process.wait(grace)
         except subprocess.TimeoutExpired:
             continue
-    process.wait(5)
+    process.wait(300)
 
 
 def _tail(log: Path, lines: int = 40) -> str:

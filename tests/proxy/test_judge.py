@@ -306,13 +306,14 @@ async def test_what_a_judge_never_answers_to_holds_up_nothing_else(
 ) -> None:
     """Though its user has said something, so that it comes first."""
     monkeypatch.setattr(judges, "LEASE_S", 0.0)
-    monkeypatch.setattr("ajet_sdk.judge.work.LEASE_S", 0.01)
+    monkeypatch.setattr("ajet_sdk.judge.work.LEASE_S", 1.0)
     odd, *others = await played(client, 3)
     said = {"call": (await client.record(odd))["calls"][0]["call"], "text": "odd"}
     assert (await client.control("POST", "/feedback", said)).status == 200
     with judging(lambda items: 500 if "odd" in str(items) else dict.fromkeys(items, 1.0)) as grader:
         async with at_work(client, grader) as bench:
             await count(bench.work, "judged", 2)
+            await count(bench.work, "left", 2)
     assert {(await client.record(name))["reward"] for name in others} == {1}
     assert bench.work.counts["left"] == 2 and (await client.record(odd))["state"] == "sealed"
 
@@ -398,7 +399,7 @@ async def test_of_very_many_calls_the_last_are_judged(client: Client, monkeypatc
 
 async def test_a_judgement_that_is_refused_is_not_made_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody pays for it a second time, and the judge goes on."""
-    monkeypatch.setattr("ajet_sdk.judge.work.LEASE_S", 0.05)
+    monkeypatch.setattr("ajet_sdk.judge.work.LEASE_S", 0.5)
     first, second = await played(client, 2)
     judged = list[str]()
 
@@ -412,7 +413,7 @@ async def test_a_judgement_that_is_refused_is_not_made_again(client: Client, mon
     monkeypatch.setattr("ajet_sdk.judge.work.Judgement", refused)
     async with at_work(client, Function(score, "d")) as bench:
         await count(bench.work, "judged")
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1.0)  # both leases have run out
     assert judged == [second, first] and bench.work.counts == {"judged": 1, "not taken": 1}
     assert bench.said == [f"{second}: its judgement is not taken: two rewards are of one call, of one agent, or of the "
                           "episode"]  # fmt: skip

@@ -16,13 +16,13 @@ import pytest
 
 from ajet_sdk import Client, errors
 from ajet_sdk.frame import decode_batch
+from tests.kit.patience import AJET
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.rig import Rig
 from tests.kit.source import ROOT
 
 pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
 
-AJET = [sys.executable, "-c", "from ajet_sdk.cli import main; main()"]
 AGENT = """
 import contextlib, json, os, pathlib, sys, time, urllib.request
 messages = [{"role": "user", "content": json.loads(os.environ["AJET_TASK_JSON"])["question"]}]

@@ -26,13 +26,13 @@ class User:
     """Talks by the plain client of openai. A chat is named by nothing but its history."""
 
     def __init__(self, client: Client, path: str = "", key: str = "EMPTY") -> None:
-        self._url, self._key = f"{client.app.url}{path}/v1", key
+        self.url, self.key = f"{client.app.url}{path}/v1", key
         self.said: list[Any] = []
         self.answers: list[str] = []
 
     async def says(self, text: str, **headers: str) -> None:
         self.said.append({"role": "user", "content": text})
-        async with openai.AsyncOpenAI(base_url=self._url, api_key=self._key, max_retries=0) as asks:
+        async with openai.AsyncOpenAI(base_url=self.url, api_key=self.key, max_retries=0) as asks:
             answer = await asks.chat.completions.create(
                 model="stub", messages=self.said, max_tokens=8, extra_headers=headers
             )
@@ -41,7 +41,7 @@ class User:
 
 
 async def leased(client: Client, **body: Any) -> list[Any]:
-    answer = await client.control("POST", LEASE, {"n": 10, "wait_s": 20} | body)
+    answer = await client.control("POST", LEASE, {"n": 10, "wait_s": 300} | body)
     assert answer.status in (200, 204), answer.body
     return answer.json["judgements"] if answer.status == 200 else []
 
@@ -243,7 +243,7 @@ async def test_who_consents(
         if found is None:
             assert (await client.status(key=ADMIN))["episodes"]["discarded"]
             return
-        keyring.revoke(tmp_path, "tenant", "app", client.app._clock.now())
+        keyring.revoke(tmp_path, "tenant", "app", client.now)
         (episode,) = found["judgements"]
         await client.until(lambda status: not status["episodes"]["sealed"], key=ADMIN)
         body = {"judge": "j", "rewards": [{"value": 1}]}
@@ -277,7 +277,7 @@ async def test_later_parts_of_a_chat_are_as_the_first_while_the_key_allows_it(
         user = User(client, path, keys.issue(LANE))
         await user.says("one", **{"X-AJet-Traffic": "1"})
         await seals(client, key=ADMIN)
-        user._key = keys.issue(later)
+        user.key = keys.issue(later)
         await user.says("two")
         await user.says("three")
         (part,) = (await client.control("GET", "/episodes?state=open", key=ADMIN)).json["episodes"]
@@ -294,7 +294,7 @@ async def test_a_chat_that_is_sealed_while_its_user_waits_goes_on_as_a_part_of_i
     await user.says("one", **{"X-AJet-Traffic": "0"})
     await client.control("POST", "/gate/close", {"wait_s": 0})
     asks = asyncio.create_task(user.says("two"))
-    await eventually(lambda: client.app._gate.waiting)
+    await eventually(lambda: client.gate.waiting)
     await seals(client)
     await client.control("POST", "/gate/open", {"policy_version": 1})
     await asks
@@ -344,7 +344,7 @@ async def test_a_judge_reaches_its_lanes_and_nothing_else(tmp_path: Path, stub: 
         await seals(client, key=ADMIN)
         other, judge = (keys.issue(Claims("judge", lanes=(lane,))) for lane in ("other", "chat"))
         assert (await client.control("POST", LEASE, {"lane": "chat"}, key=other)).status == 403
-        found = await client.control("POST", LEASE, {"lane": "chat", "wait_s": 20}, key=judge)
+        found = await client.control("POST", LEASE, {"lane": "chat", "wait_s": 300}, key=judge)
         episode = found.json["judgements"][0]["episode"]
         assert (await client.control("POST", LEASE, {}, key=other)).status == 204
         body = {"judge": "j", "rewards": [{"value": 1}]}

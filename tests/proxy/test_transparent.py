@@ -13,6 +13,7 @@ import pytest
 
 from tests.kit.certificates import Authority
 from tests.kit.namespace import Namespace, lacking
+from tests.kit.patience import AJET
 from tests.kit.ports import free_port
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.readme import FENCE
@@ -27,7 +28,6 @@ pytestmark = [
 RULES = [found["text"] for found in FENCE.finditer((ROOT / "docs/guide/interception.md").read_text())
          if found["text"].startswith("table inet ajet")]
 SECRET = "the-secret-of-an-operator"
-AJET = (sys.executable, "-c", "from ajet_sdk.cli import main; main()")
 AGENT = """
 import openai, os, urllib.request
 client = openai.OpenAI()
@@ -127,7 +127,7 @@ def test_programs_of_one_user_on_the_same_machine(tmp_path: Path) -> None:
 def test_a_daemon_whose_own_connections_come_back_to_it_refuses_them(tmp_path: Path) -> None:
     with one_machine(tmp_path, whose="") as (net, proxy, _):
         asked = [*net.inside, sys.executable, "-c", FOREIGN]
-        failed = subprocess.run(asked, capture_output=True, check=False, timeout=60)
+        failed = subprocess.run(asked, capture_output=True, check=False, timeout=300)
         assert failed.returncode != 0
         assert proxy.errors().count("the firewall redirects this daemon's own connections") == 1
 

@@ -108,7 +108,7 @@ time.sleep(0.1)
 if (child := os.fork()) == 0:
     os._exit(0)
 os.waitpid(child, 0)
-caller.join(60)
+caller.join(600)
 """
 
 

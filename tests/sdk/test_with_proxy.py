@@ -197,7 +197,8 @@ def test_a_note_stands_beside_the_reward_whichever_way_it_came(daemon: ProxyProc
     with ajet_sdk.episode("note") as command, ajet_sdk.episode("note") as header:
         assert ajet("reward", "1", "--note", "at the prompt", "--not-final", "--episode", command.id)[0] == 0
         said = {"X-AJet-Reward": "1", "X-AJet-Reward-Note": "in a header"}
-        httpx.get(f"{daemon.url}/e/{header.id}/v1/models", headers=said, trust_env=False).raise_for_status()
+        url = f"{daemon.url}/e/{header.id}/v1/models"
+        httpx.get(url, headers=said, timeout=LONG_S, trust_env=False).raise_for_status()
         records = [command.record(), header.record()]
     with Client() as client:
         records.append(client.ask("get_episode", id=played.episode).json())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,11 +15,11 @@ from ajet_sdk import Client
 from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import ControlStub, Say
 from tests.kit.judge_stub import judging
-from tests.kit.patience import LONG_S, until
+from tests.kit.patience import AJET, LONG_S, until
 from tests.kit.proxy_process import ProxyProcess
 from tests.sdk.conftest import Ajet
 
-JUDGE = [sys.executable, "-c", "from ajet_sdk.cli import main; main()", "judge"]
+JUDGE = [*AJET, "judge"]
 RUBRIC = "Is it true?"
 
 

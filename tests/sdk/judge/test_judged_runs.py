@@ -16,10 +16,11 @@ from ajet_sdk.routes import Lease
 from ajet_trainer.link import Link
 from tests.kit.asking import AGENT
 from tests.kit.control_stub import ControlStub
+from tests.kit.patience import AJET
 from tests.kit.proxy_process import ProxyProcess
 from tests.sdk.conftest import Ajet
 
-JUDGE = [sys.executable, "-c", "from ajet_sdk.cli import main; main()", "judge"]
+JUDGE = [*AJET, "judge"]
 COMPARES = """
 def score(episodes):
     return {one["episode"]: place / 2 for place, one in enumerate(episodes)}
@@ -63,7 +64,7 @@ def test_groups_are_run_judged_at_once_and_leased(
         assert link.lease(Lease(group_size=3)) is None
         lines = judged(tmp_path, 3, "--relative")
         assert all("1 of 1 rewarded" in line for line in lines)
-        batch = link.lease(Lease(group_size=3, wait_s=20.0))
+        batch = link.lease(Lease(group_size=3, wait_s=300.0))
         assert batch is not None
         (group,) = batch.groups
         assert sorted(one.reward for one in group.episodes) == [0.0, 0.5, 1.0]
@@ -79,7 +80,7 @@ def test_groups_that_are_played_one_by_one_are_judged_at_once(
         assert code == 0, err
         shows(3)
     with closing(Link(daemon.url)) as link:
-        batch = link.lease(Lease(group_size=3, wait_s=20.0))
+        batch = link.lease(Lease(group_size=3, wait_s=300.0))
         assert batch is not None
         assert sorted(one.reward for group in batch.groups for one in group.episodes) == [0.0, 0.5, 1.0]
 

@@ -91,13 +91,16 @@ def test_an_engine_that_the_gate_has_frozen_need_not_forget(engine: StubEngine, 
     assert engine.asked.count("/reset_prefix_cache") == 1 and not engine.frozen
 
 
-def test_any_other_engine_is_asked_again_once_it_is_awake(engine: StubEngine, tmp_path: Path) -> None:
+def test_any_other_engine_is_asked_again_once_it_is_awake(
+    engine: StubEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine.busy = 3
     load_into([engine.url], tmp_path, 4, 300.0)
     assert engine.asked[-3:] == ["/reset_prefix_cache"] * 3 and engine.asked.count("/reset_prefix_cache") == 4
     engine.busy = 1000
+    monkeypatch.setattr(http, "WAKE_S", 0.5)
     with pytest.raises(EngineLost, match=r"keeps what the old ones computed, .* calls that the proxy does not hold"):
-        load_into([engine.url], tmp_path, 5, 0.5)
+        load_into([engine.url], tmp_path, 5, 300.0)
     assert not engine.frozen and not any("reset_running_requests" in asked for asked in engine.asked)
 
 

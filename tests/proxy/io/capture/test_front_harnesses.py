@@ -14,7 +14,7 @@ from ajet_sdk.routes import Abort
 from tests.kit.engine_stub import EngineStub
 from tests.kit.wire import Answer, send
 from tests.proxy.io.capture.test_continuity import said as kept
-from tests.proxy.io.front import CHAT, Front
+from tests.proxy.io.front import CHAT, Front, until
 
 pytestmark = pytest.mark.usefixtures("flying")
 
@@ -159,8 +159,7 @@ async def test_a_session_whose_episode_ends_while_a_request_waits_goes_on_in_the
     assert (await send(front.url + CHAT, body=HELLO, headers=CODEX)).status == 200
     front.close_gate()
     waiting = asyncio.create_task(send(front.url + CHAT, body=HELLO, headers=CODEX))
-    await asyncio.wait([waiting], timeout=0.2)
-    assert front.gate.waiting == 1
+    await until(lambda: front.gate.waiting == 1)
     front.do(front.store.commands.abort, SESSION, Abort())
     front.open_gate(1)
     assert (await waiting).headers["x-ajet-episode"] == f"{SESSION}.2"

@@ -12,7 +12,7 @@ import pytest
 from ajet_proxy.core.ledger.events import NameShared
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.wire import Answer, send
-from tests.proxy.io.front import CHAT, Front
+from tests.proxy.io.front import CHAT, Front, later
 from tests.proxy.serving import Client, eventually, serving
 
 NAMES: tuple[tuple[dict[str, str], dict[str, Any]], ...] = (
@@ -121,7 +121,7 @@ async def test_a_request_whose_client_has_just_gone_away_is_sent_again(
     stub: EngineStub, front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second may be there before anybody knows that the first is lost, as over two workers."""
-    monkeypatch.setattr("ajet_proxy.io.ledger_port.naming.SOON_S", 1.0)
+    monkeypatch.setattr("ajet_proxy.io.ledger_port.naming.SOON_S", 60.0)
     stub.faults = [Fault("hang")]
     first, again = (Run(front, ({}, {"user": "me"}), "hello") for _ in range(2))
     lost = asyncio.ensure_future(first.turn())
@@ -129,6 +129,8 @@ async def test_a_request_whose_client_has_just_gone_away_is_sent_again(
     sent = asyncio.ensure_future(again.turn())
     await asyncio.sleep(0.1)
     lost.cancel()
+    await eventually(lambda: front.lost)
+    await later(monkeypatch, 60.0)
     await sent
     assert again.episodes == ["me"] and not front.of(NameShared)
 

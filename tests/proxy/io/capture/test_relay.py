@@ -209,7 +209,7 @@ async def test_the_end_leaves_only_when_the_call_is_durable(front: Front, stream
                 seen += data
 
     reader = asyncio.create_task(read())
-    await until(lambda: len(front.calls) == 2)
+    await until(lambda: len(front.calls) == 2 and seen.count(b'"finish_reason":"') == (1 if stream else 0))
     await asyncio.sleep(0.05)
     assert b"[DONE]" not in seen and seen.count(b'"finish_reason":"') == (1 if stream else 0)
     assert front.gate.in_flight == 1, "a gate that drains waits for the end"

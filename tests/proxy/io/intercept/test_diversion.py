@@ -18,6 +18,7 @@ from ajet_proxy.io.intercept import diversion
 from ajet_proxy.io.intercept.tunnels import Tunnels
 from ajet_proxy.io.runtime.metrics import Metrics
 from tests.kit.certificates import Authority
+from tests.proxy.io.front import later, until
 from tests.proxy.io.intercepting import KEY, KEYS, get, intercepting
 
 HELLO = b"\x16\x03\x01\x00\x04\x01\xff\xff\xff"
@@ -152,7 +153,7 @@ async def test_whatever_the_pieces_of_its_hello_a_host_is_known(
         writer.write(outgoing.read())
         inside.write(b"GET / HTTP/1.1\r\n")
         writer.write(outgoing.read())
-        await asyncio.sleep(0.1)
+        await until(lambda: running.counted("captured" if listed else "tunnelled"))
         assert (running.counted("tunnelled"), running.counted("captured")) == (not listed, listed)
 
 
@@ -245,7 +246,7 @@ async def test_a_client_that_never_says_what_it_wants_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it has begun: nothing, the line for a tunnel, the tunnel itself, TLS, or words within TLS."""
-    monkeypatch.setattr(diversion, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(diversion, "PATIENCE_S", 300.0)
     async with intercepting(tmp_path / "ca") as running:
         begun = [await running.open(), await running.open()]
         begun[1][1].write(b"CONNECT local")
@@ -254,6 +255,7 @@ async def test_a_client_that_never_says_what_it_wants_is_given_up(
         await begun[4][1].start_tls(running.trusting(), server_hostname="localhost")
         asked = await running.tunnel("localhost", 80)
         assert (await get(asked, "/v1/models", "localhost"))[0] == 200
+        await later(monkeypatch, 300.0)
         assert [await reader.read() for reader, _ in begun] == [b""] * 5
         assert (await get(asked, "/v1/models", "localhost"))[0] == 200
         [handler] = running.interceptor._server.connections.values()
