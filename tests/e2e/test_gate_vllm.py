@@ -132,8 +132,8 @@ async def caught_midway(http: httpx.AsyncClient, vllm: Engine) -> tuple[str, lis
 
 
 async def ended(http: httpx.AsyncClient, vllm: Engine, streaming: asyncio.Task[Any], events: list[Any]) -> bool:
-    """Tell whether a stream ends now that the gate is closed; if not, nothing comes of it any more: nothing has while the
-    engine and the proxy have answered other requests."""
+    """Tell whether a stream ends now that the gate is closed. If not, nothing comes of it any more: nothing has while
+    the engine and the proxy have answered other requests."""
     seen, quiet = len(events), 0
     while quiet < QUIET and not streaming.done():
         for url in (f"{vllm.url}/health", "/ajet/v1/status"):

@@ -60,8 +60,8 @@ def own_s(work: Callable[[], object], runs: int) -> float:
 
 
 def is_within(times: float, small: Callable[[], object], large: Callable[[], object], tries: int = 5) -> bool:
-    """Whether `large` takes less than so many `times` the processor time of `small` in any of the `tries`. In some of
-    them a busy machine may be slower for the one than for the other."""
+    """Tell whether `large` takes less than so many `times` the processor time of `small` in any of the `tries`. In some
+    of them a busy machine may be slower for the one than for the other."""
 
     def best_s(work: Callable[[], object]) -> float:
         return min(own_s(work, 1) for _ in range(3))

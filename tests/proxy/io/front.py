@@ -169,7 +169,7 @@ class Front:
 
     @property
     def server(self) -> web.Server:
-        """What answers its connections."""
+        """The server that answers its connections."""
         assert self._runner._server is not None
         return self._runner._server
 

@@ -69,7 +69,7 @@ async def told(reader: asyncio.StreamReader) -> tuple[int, str | None, str]:
 
 
 def left(budget: MemoryBudget, size: int) -> bool:
-    """Whether bodies may take so much more, and nothing beyond it."""
+    """Tell whether bodies may take so much more, and nothing beyond it."""
     return full(budget, more=size + 1) and not full(budget, more=size)
 
 

@@ -76,7 +76,7 @@ class Daemon:
         return task is not None and not task.done()
 
     def compactions(self, outcome: str) -> int:
-        """How many ended so."""
+        """The number of those that ended so."""
         found = re.search(rf'ajet_compactions_total{{outcome="{outcome}"}} (\d+)', self.metrics.render())
         return int(found[1]) if found else 0
 
