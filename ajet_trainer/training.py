@@ -83,6 +83,10 @@ def train(config: Config, say: Callable[[str], None], live: Live = lambda config
         try:
             assemble(config, progress, stop, live)
         except NotPromoted:
+            stop.graceful = False  # a signal from here on would be lost as this process becomes its next one
+            if stop.requested:
+                ends(progress, "stopped")
+                return
             ends(progress, "starting again")
             with suppress(OSError):
                 file.flush()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +32,42 @@ def assemble(config, progress, stop, live):
 training.assemble = assemble
 cli.main()
 """
+
+
+STOPPED = """
+import os, signal, sys
+from ajet_trainer import cli, training
+from ajet_trainer.candidate import NotPromoted
+
+when, ends = os.environ["WHEN"], training.ends
+
+def told(progress, phase):
+    ends(progress, phase)
+    if phase == when:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+def assemble(config, progress, stop, live):
+    with (progress.run_dir / "lives").open("a") as lives:
+        lives.write("x")
+    stop.graceful = True
+    if when == "before":
+        os.kill(os.getpid(), signal.SIGTERM)
+    raise NotPromoted("it is worse")
+
+training.assemble, training.ends = assemble, told
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(("when", "phase"), [("before", "stopped"), ("starting again", "starting again")])
+def test_one_that_is_told_to_end_meanwhile_ends(tmp_path: Path, when: str, phase: str) -> None:
+    """The next process would know nothing of the signal, and train on."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "run.toml").write_text(f'[trainer]\nmodel = "{tmp_path / "m"}"\nrun_dir = "{tmp_path / "run"}"\n')
+    words = ["run", "--config", str(tmp_path / "run.toml")]
+    done = subprocess.run([sys.executable, "-c", STOPPED, *words], env={**os.environ, "WHEN": when}, check=False)
+    assert (done.returncode, (tmp_path / "run/lives").read_text()) == (0, "x")
+    assert json.loads((tmp_path / "run/phase.json").read_text())["phase"] == phase
 
 
 @pytest.mark.parametrize("kept", [True, False])

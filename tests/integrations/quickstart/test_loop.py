@@ -54,7 +54,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("run")
     with stub_process("--model", "smollm2") as engine:
         argv = [sys.executable, "-c", RUN, str(folder), engine]
-        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=3600, check=False)
     logs = "\n".join(f"{log.name}:\n{log.read_text()}" for log in folder.glob("*.log"))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs}"
     assert "step   2/2" in done.stdout
@@ -117,6 +117,6 @@ def test_a_key_of_the_shell_is_not_shown_to_the_proxy(tmp_path: Path, monkeypatc
 
 def test_who_stops_it_is_told_where_the_run_stays(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", STOPPED, str(tmp_path)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
     assert "KeyboardInterrupt" in done.stderr
     assert f"metrics, logs and episodes of 0 steps stay in {tmp_path}" in done.stdout
