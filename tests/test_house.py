@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.source import FOLDERS, PACKAGES, ROOT, modules, tree
+from ajet_proxy.core.ledger.episode import Episode
+from tests.kit.source import FOLDERS, PACKAGES, ROOT, modules, name_of, tree
 
 MACHINE = re.compile(r"(?<![\w.~{}])/(?:work|root|opt|home)/|\.pyenv/")
 
@@ -28,6 +29,19 @@ def test_classes_stay_small(module: Path) -> None:
         if isinstance(node, ast.ClassDef):
             methods = sum(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in node.body)
             assert methods <= 25, f"{node.name} has {methods} methods"
+
+
+@pytest.mark.parametrize("module", modules("ajet_proxy"), ids=str)
+def test_an_episode_alone_changes_its_fields(module: Path) -> None:
+    """An episode is told by its name, its annotation as a parameter, or the room in which it is looked up."""
+    for function in ast.walk(tree(module)):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and name_of(module) != Episode.__module__:
+            given = map(ast.unparse, (one for one in ast.walk(function.args) if isinstance(one, ast.arg)))
+            names = ["episode", *(one.partition(":")[0] for one in given if ": Episode" in one)]
+            episode = rf"(?:{'|'.join(names)}|(?:self|\S*episodes)\[.*?\])"
+            own = re.compile(rf"{episode}\.(?:{'|'.join(Episode.__slots__)})(?:\[.*\])?")
+            stored = (one for one in ast.walk(function) if isinstance(getattr(one, "ctx", None), ast.Store | ast.Del))
+            assert not [found for one in stored if own.fullmatch(found := ast.unparse(one))]
 
 
 @pytest.mark.parametrize("module", modules(*PACKAGES, "integrations"), ids=str)

@@ -204,17 +204,16 @@ class Episode:
         """The proxy runs again since `at`, by a clock that went `back` so many seconds (0 or below). Nobody knows who
         has asked since it `stopped_at`."""
         self.active_at, self.opening = at, structs.replace(self.opening, at=self.opening.at + back)
-        self._sealed_before(back)
+        if self.sealed_at is not None:
+            self.sealed_at += back
         if self.state == "open":
             self.attempts.lose(Attempt(None, "", self.attempts.begun, at, reason=AWAY, since=stopped_at))
 
     def wait_through(self, away: float, back: float) -> None:
         """It awaits a judgement, and the proxy did not run for `away` seconds, by a clock that went `back` so many."""
         self.active_at = awaits_since(self) + away + back
-        self._sealed_before(back)
-
-    def _sealed_before(self, back: float) -> None:
-        self.sealed_at = None if self.sealed_at is None else self.sealed_at + back
+        if self.sealed_at is not None:
+            self.sealed_at += back
 
     def name_task(self, task: str, derived: bool) -> None:
         """It is of this task; ``derived`` says that nobody has named that."""
@@ -232,6 +231,22 @@ class Episode:
         """It has a reward more."""
         self.rewards[reward.id] = reward
         self.active_at = reward.at
+
+    def judge(self, judgement: EpisodeJudged) -> None:
+        """It is judged, and has the rewards of that: all count, because that of the whole comes first."""
+        self.judgement = judgement
+        whole_first = sorted(judgement.scores, key=lambda one: (one[0] is not None, one[1] is not None))
+        for call, agent, value, note in whole_first:
+            name = f"judge-{call}" if call is not None else "judge" if agent is None else f"judge@{agent}"
+            self.earn(EpisodeReward(name, value, call, agent, True, note, judgement.at))
+
+    def hear(self, said: FeedbackGiven) -> None:
+        """A user has said this of it."""
+        self.feedback[said.call or ""] = said
+
+    def withdraw(self) -> None:
+        """Nothing is learned from it."""
+        self.withdrawn = True
 
     def count_reward(self, number: int) -> None:
         """It is that `number` among the rewarded ones."""
@@ -290,18 +305,6 @@ class Episode:
         first = None if (named := self.opening.to_train) else self.transcript.first_model(self.opening.teaching)
         return named if first is None else (first,)
 
-    def plays_models(self) -> set[str]:
-        """The models that it was opened for, and those that it has asked."""
-        named = {*filter(None, (self.opening.model,)), *self.opening.to_train, *self.opening.teaching}
-        return {entry.asked.model for entry in self.transcript.calls.values()} | named
-
-    def wants(self, call: str) -> bool:
-        """Tell whether `call` would be trained if it were whole. It would not in an evaluation, nor if it asks another
-        model than the episode's (`trains`). As long as no model is named, that is the first call's."""
-        if self.opening.eval or (entry := self.transcript.calls.get(call)) is None:
-            return False
-        return entry.asked.model not in self.opening.teaching and entry.asked.model in self.named_to_train()
-
     @property
     def awaited(self) -> bool:
         """Tell whether a group waits for it, as long as it is open or sealed."""
@@ -341,12 +344,18 @@ def _agent_of(episode: Episode, reward: EpisodeReward) -> str | None:
     return (reward.agent if entry is None else entry.asked.agent) or ("" if reward.call is not None else None)
 
 
-def judge(episode: Episode, judgement: EpisodeJudged) -> None:
-    """`episode` is judged, and has the rewards of that: all count, because that of the whole comes first."""
-    episode.judgement = judgement
-    for call, agent, value, note in sorted(judgement.scores, key=lambda one: (one[0] is not None, one[1] is not None)):
-        name = f"judge-{call}" if call is not None else "judge" if agent is None else f"judge@{agent}"
-        episode.earn(EpisodeReward(name, value, call, agent, True, note, judgement.at))
+def models_played(episode: Episode) -> set[str]:
+    """The models that it was opened for, and those that it has asked."""
+    named = {*filter(None, (episode.opening.model,)), *episode.opening.to_train, *episode.opening.teaching}
+    return {entry.asked.model for entry in episode.transcript.calls.values()} | named
+
+
+def wants(episode: Episode, call: str) -> bool:
+    """Tell whether `call` would be trained if it were whole. It would not in an evaluation, nor if it asks another
+    model than the episode's (`Episode.trains`). As long as no model is named, that is the first call's."""
+    if episode.opening.eval or (entry := episode.transcript.calls.get(call)) is None:
+        return False
+    return entry.asked.model not in episode.opening.teaching and entry.asked.model in episode.named_to_train()
 
 
 def awaits(episode: Episode) -> bool:

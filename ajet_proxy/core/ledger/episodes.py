@@ -215,11 +215,11 @@ class Episodes(dict[str, Episode]):
 
     def _withdrawn(self, event: ev.EpisodeWithdrawn) -> None:
         episode = self[event.episode]
-        episode.withdrawn = True
+        episode.withdraw()
         _remember(self.withdrawn, episode.opening.whole, MOST_WITHDRAWN)
 
     def _feedback(self, event: ev.FeedbackGiven) -> None:
-        self[event.episode].feedback[event.call or ""] = event
+        self[event.episode].hear(event)
 
     def _name_shared(self, event: ev.NameShared) -> None:
         _remember(self.shared_names, event.name, MOST_SHARED)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.episode import Episode, models_played
 from ajet_proxy.core.ledger.weights import Serving
 
 GateState = Literal["open", "closing", "closed"]
@@ -63,7 +63,7 @@ class Gates:
     def over(self, episode: Episode) -> Gate:
         """The gate that may hold requests of an episode: that of a model that it plays; any, if nobody can say which
         these are."""
-        plays = episode.plays_models()
+        plays = models_played(episode)
         known = plays and plays <= self._weights.served.keys()
         return _first_shut(map(self.of, plays)) if known else self.any()
 

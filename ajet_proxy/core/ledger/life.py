@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.clients import Clients
-from ajet_proxy.core.ledger.episode import Episode, awaits, judge, judging
+from ajet_proxy.core.ledger.episode import Episode, awaits, judging
 from ajet_proxy.core.ledger.episodes import Episodes
 from ajet_proxy.core.ledger.mixes import Mixes
 from ajet_proxy.core.ledger.plays import Plays
@@ -167,7 +167,7 @@ class Life:
 
     def _judged(self, event: ev.EpisodeJudged) -> None:
         episode = self._episodes[event.episode]
-        judge(episode, event)
+        episode.judge(event)
         self._tallies.judged(episode, event)
         self.settle(episode, event.at)
 

@@ -23,7 +23,7 @@ from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.attempts import HELD, UNSERVED
 from ajet_proxy.core.ledger.commands import CallAsked
 from ajet_proxy.core.ledger.engine_alerts import EngineAlerts
-from ajet_proxy.core.ledger.episode import Episode, takes
+from ajet_proxy.core.ledger.episode import Episode, takes, wants
 from ajet_proxy.core.ledger.retries import UnseenRequests
 from ajet_proxy.core.ledger.session_names import base_of
 from ajet_proxy.core.ledger.weights import Serving
@@ -361,7 +361,7 @@ class LocalPort:
                 self._engine_alerts.whole(ending.engine)
         elif ending.reason in FAILED:
             self._watch.doubt()
-        elif ending.reason in UNTRAINABLE and known is not None and known.wants(ending.call):
+        elif ending.reason in UNTRAINABLE and known is not None and wants(known, ending.call):
             self._engine_alerts.lost(ending.engine, ending.reason)
         try:
             if isinstance(ending, Whole):

@@ -8,6 +8,7 @@ import pytest
 
 from ajet_proxy.core.control import api
 from ajet_proxy.core.identity.keys import EVERYTHING, Claims
+from ajet_proxy.core.ledger.episode import wants
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import ROUTES
 from tests.kit.control_rig import BASE, Caller
@@ -164,7 +165,7 @@ def test_sealing_aborting_and_living(caller: Caller) -> None:
 def test_an_episode_without_a_whole_call_says_why_its_calls_were_lost(caller: Caller) -> None:
     episode = caller.rig.open()
     (call,) = caller.rig.begin(episode)
-    assert caller.rig.state.episodes.known(episode).wants(call)
+    assert wants(caller.rig.state.episodes.known(episode), call)
     caller.rig.lose(episode, call, "no_token_ids")
     ended = {"state": "discarded", "reason": "incomplete_call", "detail": "no_token_ids"}
     rewarded = caller.post(f"/episodes/{episode}/rewards", {"value": 1.0, "id": "r"})

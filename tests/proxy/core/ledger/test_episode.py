@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ajet_proxy.core.ledger.episode import NEXT, TAKES, Episode, Shares, takes, timeouts
+from ajet_proxy.core.ledger.episode import NEXT, TAKES, Episode, Shares, models_played, takes, timeouts, wants
 from ajet_proxy.core.ledger.transcript import Asked, CallEntry, Transcript
 from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import DEFAULT_LANE, DISCARD_REASONS, EPISODE_STATES, OpenEpisode
@@ -179,7 +179,7 @@ def test_whose_call_it_is_and_to_which_model() -> None:
         assert (found := episode.opening.agent_of(said, asked)) == agent
         assert episode.opening.model_for(found, asked, ("", "judge", "p", "c", "t")) == model
     assert blank().opening.agent_of(None, "x") == ""
-    assert episode.plays_models() == {"p", "c", "t", "m"}
+    assert models_played(episode) == {"p", "c", "t", "m"}
 
 
 def test_shares_add_up_to_a_state() -> None:
@@ -226,7 +226,7 @@ def test_what_a_trainer_has_had_is_as_good_as_leased(rig: LedgerRig) -> None:
 def test_which_calls_would_be_trained_if_they_were_whole(fields: dict[str, object], wanted: list[str]) -> None:
     calls = {name: CallEntry(Asked(0.0, name, "", "path", "", None)) for name in "abc"}
     episode = blank(calls, **fields)
-    assert [name for name in "abcd" if episode.wants(name)] == wanted
+    assert [name for name in "abcd" if wants(episode, name)] == wanted
 
 
 @pytest.mark.parametrize(
