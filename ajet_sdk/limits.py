@@ -1,8 +1,9 @@
-"""The bounds of what bodies may hold, and the forms of addresses, shares and agents in them."""
+"""The bounds of what bodies may hold, and the forms of names, addresses, shares and agents in them."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 from ajet_sdk.address import server
@@ -11,6 +12,7 @@ from ajet_sdk.errors import BadRequest
 
 MAX_LANES = 100
 """Lanes of a mix."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NEARLY = 1e-4
 """So far from 1 may shares add up: they are decimal numbers that somebody has rounded."""
 MAX_LABEL = 1000
@@ -36,6 +38,10 @@ MAX_AHEAD = 1_000_000
 MAX_LANE_WAIT_S = 3600.0
 MAX_GROUPS = 100_000
 """Of a lease; and episodes of a group."""
+MAX_CONTROL = 1 << 20
+"""Bytes of the body of a control request."""
+MAX_OPENING = 64 << 10
+"""The body that opens an episode is kept as long as the episode."""
 MAX_WAIT_S = 3600.0
 """The longest that one request waits."""
 MAX_AGE_S = 1e9
@@ -65,6 +71,14 @@ def check_upstreams(urls: Sequence[str], name: str = "upstreams") -> None:
     for url in urls:
         if server(url) is None or "@" in url:
             raise BadRequest(f"upstream {url.rpartition('@')[2][:200]!r} is no http://HOST:PORT", param=name)
+
+
+def check_name(value: str, name: str = "run") -> str:
+    """`value` if it can name a run or a supervisor, and a folder, or `BadRequest`."""
+    if not _NAME.fullmatch(value):
+        said = "1 to 64 letters, digits or . _ - and begin with a letter or digit"
+        raise BadRequest(f"{name} must have {said}, not {value[:80]!r}", param=name)
+    return value
 
 
 def check_agents(models: Mapping[str, str], name: str) -> None:

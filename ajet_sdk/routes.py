@@ -16,6 +16,7 @@ from ajet_sdk.limits import (
     MAX_AGE_S,
     MAX_AHEAD,
     MAX_CLIENT_TEXT,
+    MAX_CONTROL,
     MAX_EVALUATION,
     MAX_GROUPS,
     MAX_ID,
@@ -23,6 +24,7 @@ from ajet_sdk.limits import (
     MAX_LABEL,
     MAX_LANE_WAIT_S,
     MAX_LEASE_S,
+    MAX_OPENING,
     MAX_PLAY,
     MAX_REWARD,
     MAX_SPENT,
@@ -31,6 +33,7 @@ from ajet_sdk.limits import (
     MAX_WAIT_S,
     MAX_WORDS,
     check_agents,
+    check_name,
     check_shares,
     check_upstreams,
 )
@@ -393,7 +396,7 @@ class PutRun(Body):
 
     config: Mapping[str, Any]
     desired: str = word(DESIRED)
-    supervisor: str | None = None
+    supervisor: str | None = checked(check_name, None)
     restart: bool = False
 
 
@@ -411,7 +414,7 @@ class Supervise(Body):
     """``POST supervisor``: how its runs are, and what it says of the configurations that it was asked to check. The
     answer waits up to `wait_s` seconds for something else to be wanted than ``known`` stands for."""
 
-    name: str
+    name: str = checked(check_name)
     instance: str = text(1, MAX_LABEL)
     runs: Mapping[str, Any] = field(default_factory=dict)
     verdicts: Mapping[str, Any] = field(default_factory=dict)
@@ -422,17 +425,20 @@ class Supervise(Body):
 @dataclass(frozen=True, slots=True)
 class Route:
     """One control route. ``scope`` is the least a key needs: ``agent``, ``trainer``, ``operator``, ``judge``,
-    ``admin`` or ``any``."""
+    ``admin`` or ``any``. ``of_model`` is what it changes of models: that which its body names (``one``), or others too
+    (``all``). A body has at most ``max_body`` bytes."""
 
     name: str
     method: str
     path: str
     scope: str
     body: type[Any] | None
+    of_model: str = ""
+    max_body: int = MAX_CONTROL
 
 
 ROUTES: tuple[Route, ...] = (
-    Route("open_episode", "POST", "/episodes", "agent", OpenEpisode),
+    Route("open_episode", "POST", "/episodes", "agent", OpenEpisode, max_body=MAX_OPENING),
     Route("list_episodes", "GET", "/episodes", "admin", None),
     Route("get_episode", "GET", "/episodes/{id}", "agent", None),
     Route("reward", "POST", "/episodes/{id}/rewards", "agent", Reward),
@@ -443,19 +449,19 @@ ROUTES: tuple[Route, ...] = (
     Route("feedback", "POST", "/feedback", "agent", Feedback),
     Route("lease_judgements", "POST", "/judgements/lease", "judge", LeaseJudgements),
     Route("judge", "POST", "/episodes/{id}/judgement", "judge", Judgement),
-    Route("lease", "POST", "/batches/lease", "trainer", Lease),
+    Route("lease", "POST", "/batches/lease", "trainer", Lease, "one"),
     Route("ack", "POST", "/batches/{id}/ack", "trainer", Ack),
     Route("nack", "POST", "/batches/{id}/nack", "trainer", Empty),
     Route("extend", "POST", "/batches/{id}/extend", "trainer", Extend),
-    Route("flush", "POST", "/groups/flush", "trainer", Flush),
+    Route("flush", "POST", "/groups/flush", "trainer", Flush, "all"),
     Route("mix", "GET", "/mix", "trainer", None),
-    Route("set_mix", "PUT", "/mix", "trainer", SetMix),
+    Route("set_mix", "PUT", "/mix", "trainer", SetMix, "one"),
     Route("drop_mix", "DELETE", "/mix", "trainer", None),
-    Route("gate_close", "POST", "/gate/close", "trainer", GateClose),
-    Route("gate_open", "POST", "/gate/open", "trainer", GateOpen),
-    Route("policy", "POST", "/policy", "trainer", Policy),
-    Route("trainers", "POST", "/trainers", "trainer", Attend),
-    Route("evaluate", "POST", "/evaluations", "trainer", Evaluate),
+    Route("gate_close", "POST", "/gate/close", "trainer", GateClose, "one"),
+    Route("gate_open", "POST", "/gate/open", "trainer", GateOpen, "one"),
+    Route("policy", "POST", "/policy", "trainer", Policy, "one"),
+    Route("trainers", "POST", "/trainers", "trainer", Attend, "one"),
+    Route("evaluate", "POST", "/evaluations", "trainer", Evaluate, "one"),
     Route("evaluation", "GET", "/evaluations/{id}", "trainer", None),
     Route("wanted", "GET", "/wanted", "agent", None),
     Route("play", "POST", "/plays", "agent", Play),
@@ -472,7 +478,7 @@ ROUTES: tuple[Route, ...] = (
     Route("forget_run", "DELETE", "/runs/{id}", "operator", None),
     Route("run_metrics", "GET", "/runs/{id}/metrics", "operator", None),
     Route("run_log", "GET", "/runs/{id}/log", "operator", None),
-    Route("supervise", "POST", "/supervisor", "trainer", Supervise),
+    Route("supervise", "POST", "/supervisor", "trainer", Supervise, "all"),
     Route("status", "GET", "/status", "any", None),
     Route("overview", "GET", "/overview", "admin", None),
     Route("events", "GET", "/events", "admin", None),

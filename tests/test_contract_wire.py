@@ -26,7 +26,6 @@ from ajet_proxy.io.control import runs as waiting
 from ajet_proxy.io.engines import upstream
 from ajet_proxy.io.http import aiohttp_internals
 from ajet_proxy.io.http.audit import MAX_BYTES
-from ajet_proxy.io.http.body import MAX_CONTROL
 from ajet_proxy.io.storage import journal
 from ajet_proxy.offline import tree_row
 from ajet_proxy.settings import OF_AGENTS
@@ -349,7 +348,7 @@ LIMITS = (
     ("a reward", limits.MAX_REWARD), ("rewards of an episode", episode.MAX_REWARDS),
     ("rewards of an episode", episode.MAX_NOTES), ("rewards of an episode", limits.MAX_WORDS),
     ("an abort's reason", limits.MAX_WORDS), ("names of tasks", limits.MAX_LABEL), ("names of tasks", limits.MAX_ID),
-    ("the body of a control request", desk.MAX_OPENING), ("the body of a control request", MAX_CONTROL),
+    ("the body of a control request", limits.MAX_OPENING), ("the body of a control request", limits.MAX_CONTROL),
     ("an event of an engine's stream", exchange.MAX_EVENT), ("the frame of one lease", leases.LEASE_BYTES),
     ("the episodes of one lease", leases.LEASE_EPISODES), ("a frame that a trainer reads", frame.MAX_FRAME_BYTES),
     ("a header, the request line", aiohttp_internals.MAX_HEADER), ("messages or items", front.MAX_MESSAGES),

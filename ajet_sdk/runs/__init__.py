@@ -31,15 +31,6 @@ MAX_CONFIG = 65536
 """Characters of a configuration as JSON."""
 _KEY = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 _LANE = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9 ._:@+-]*[A-Za-z0-9_])?")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-def check_name(value: str, name: str = "run") -> str:
-    """`value` if it can name a run or a supervisor, and a folder, or `BadRequest`."""
-    if not _NAME.fullmatch(value):
-        said = "1 to 64 letters, digits or . _ - and begin with a letter or digit"
-        raise BadRequest(f"{name} must have {said}, not {value[:80]!r}", param=name)
-    return value
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import click
 
 from ajet_sdk.blocking import Client
 from ajet_sdk.commands import LOOK_S, client_for, proxy_option, show_json_or, usage
+from ajet_sdk.limits import check_name
 from ajet_sdk.output import OnceGroup, say
 from ajet_sdk.routes import ChangeRun, PutRun
-from ajet_sdk.runs import MIX, check_name, flat, literal, tables
+from ajet_sdk.runs import MIX, flat, literal, tables
 from ajet_sdk.settings import read_toml
 
 FOLLOW_S = 1.0

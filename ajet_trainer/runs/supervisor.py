@@ -19,8 +19,8 @@ from typing import Any
 
 from ajet_sdk.address import server
 from ajet_sdk.errors import AjetError, BadRequest, Conflict
+from ajet_sdk.limits import check_name
 from ajet_sdk.routes import Supervise
-from ajet_sdk.runs import check_name
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import SETTINGS, Config, digest
 from ajet_trainer.link import Link

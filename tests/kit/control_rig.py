@@ -8,7 +8,7 @@ from typing import Any
 
 from ajet_proxy.core.control import api
 from ajet_proxy.core.control.asked import Answer, Asked, read
-from ajet_proxy.core.control.runs import granted, wished
+from ajet_proxy.core.control.runs import change_run, granted, put_run
 from ajet_proxy.core.identity.keys import EVERYTHING, Claims
 from ajet_proxy.core.ledger.parts import Part
 from ajet_proxy.core.ledger.supervisors import Supervisors, Verdict
@@ -68,7 +68,7 @@ class Caller:
         return self.ask("POST", path, body, **more)
 
     def _decided(self, asked: Asked) -> Answer:
-        if asked.route.name not in ("put_run", "change_run"):
+        if (wished := {"put_run": put_run, "change_run": change_run}.get(asked.route.name)) is None:
             answer = api.decide(asked)
             answer.note()
             return answer

@@ -24,7 +24,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -94,6 +94,8 @@ class Outline(Struct, frozen=True):
     seed: bytes
     sought: Sought
     by_name: bool = False
+    route_tells: ClassVar[bool] = False
+    """Whether what its route tells of the prompt is the prompt. Of a chat's, it only shows whom to believe."""
 
     @property
     def kind(self) -> bytes:
@@ -119,6 +121,10 @@ class Outline(Struct, frozen=True):
         """A request for one token on the chat route, whose answer tells how the engine renders this request there."""
         shaping = {name: value for name, value in self.fields.items() if name not in HARMLESS or name in _ASKED}
         return shaping | _ONE
+
+    def question_with_answer(self, text: str) -> dict[str, Any]:
+        """`question` with `text` in place of the last answer."""
+        return self.question() | {"messages": self.with_answer(text)["messages"]}
 
     def unsigned(self) -> dict[str, Any] | None:
         """`whole` without the names on the assistant's messages, which are not part of their text here; None if there

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 from ajet_proxy.core.continuity.memory import FIELD, HARMLESS, Outcome, Outline, digest, shape_of, sought_by
 from ajet_proxy.core.conversation.history import ResponseHistory
@@ -48,6 +48,7 @@ class Responding(Outline, frozen=True):
 
     history: ResponseHistory
     asked: Mapping[str, Any] = {}
+    route_tells: ClassVar[bool] = True
 
     @property
     def kind(self) -> bytes:

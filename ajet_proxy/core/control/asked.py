@@ -25,10 +25,6 @@ from ajet_sdk.errors import BadRequest, Forbidden
 from ajet_sdk.limits import MAX_LABEL
 from ajet_sdk.routes import Route
 
-OF_A_MODEL = frozenset(("lease", "gate_close", "gate_open", "policy", "trainers", "evaluate", "set_mix"))
-"""Routes whose body names a model."""
-OF_ALL_MODELS = frozenset(("flush", "supervise"))
-"""Routes of trainers that change what other models learn, too."""
 Body = dict[str, Any] | None
 
 
@@ -109,9 +105,9 @@ def read(route: Route, body: Any, claims: Claims, weights: Weights) -> Any:
     """Decoded JSON as the body of `route`. If it should name a model and does not, it is for that of the key. Raises
     `Forbidden` if it is for another's, and no candidate of that of the key."""
     own = claims.model
-    if own and route.name in OF_ALL_MODELS:
+    if own and route.of_model == "all":
         raise Forbidden(f"this key is for model {own!r} alone, and this concerns others too", code="foreign_model")
-    if own and route.name in OF_A_MODEL and isinstance(body, Mapping | None):
+    if own and route.of_model == "one" and isinstance(body, Mapping | None):
         body = body or {}
         named = own if body.get("model") is None else body["model"]
         _check_own(own, body.get("candidate_of") or (weights.owner(named) if isinstance(named, str) else named))

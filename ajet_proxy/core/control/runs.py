@@ -1,8 +1,8 @@
 """The routes of runs.
 
 A configuration is stored only after the supervisor of its run has looked at it, for only its host knows what may run
-there. So `wished` says what should be checked, the caller waits for the verdict, and `granted` makes it so. Waiting
-belongs to `ajet_proxy.io.control.runs`.
+there. So `put_run` and `change_run` say what should be checked, the caller waits for the verdict, and `granted` makes
+it so. Waiting belongs to `ajet_proxy.io.control.runs`.
 
 Invariant: nothing that a supervisor refused, and nothing that nobody checked, is ever in an event. No answer has a key
 of ours in it.
@@ -22,7 +22,8 @@ from ajet_proxy.core.ledger.events import Events, RunWanted
 from ajet_proxy.core.ledger.runs import forget, known_run, want
 from ajet_proxy.core.ledger.supervisors import Verdict
 from ajet_sdk.errors import BadRequest, Conflict, NotReady
-from ajet_sdk.runs import check_name, flat, merged, tables
+from ajet_sdk.limits import check_name
+from ajet_sdk.runs import flat, merged, tables
 
 MAX_PLACE = 2**62
 NO_SUPERVISOR = "start `ajet-trainer serve` on the host that should train"
@@ -45,18 +46,24 @@ class Wish:
         return self.known is None or dict(self.config) != self.known.keys
 
 
-def wished(asked: Asked) -> Wish:
-    """The wish of a ``PUT`` or ``PATCH``. Raises `NotReady` if it needs a check and nobody can."""
+def put_run(asked: Asked) -> Wish:
+    """The wish of a ``PUT``. Raises `NotReady` if it needs a check and nobody can."""
     run, body = check_name(asked.id), asked.body
     known = asked.state.runs.get(run)
-    if asked.route.name == "change_run":
-        known = known_run(asked.state.runs, run)
-        desired = known.desired if body.desired is None else body.desired
-        config = known.keys if body.config is None else merged(known.keys, flat(body.config))
-        wish = Wish(run, known.supervisor, desired, config, body.restart, known)
-    else:
-        supervisor = _supervisor(asked, known)
-        wish = Wish(run, supervisor, body.desired, merged({}, flat(body.config)), body.restart, known)
+    supervisor, config = _supervisor(asked, known), merged({}, flat(body.config))
+    return _possible(asked, Wish(run, supervisor, body.desired, config, body.restart, known))
+
+
+def change_run(asked: Asked) -> Wish:
+    """The wish of a ``PATCH``. Raises as `put_run` does."""
+    known, body = known_run(asked.state.runs, check_name(asked.id)), asked.body
+    desired = known.desired if body.desired is None else body.desired
+    config = known.keys if body.config is None else merged(known.keys, flat(body.config))
+    return _possible(asked, Wish(known.run, known.supervisor, desired, config, body.restart, known))
+
+
+def _possible(asked: Asked, wish: Wish) -> Wish:
+    """`wish`, if it may be granted."""
     _events(asked, wish, "")  # before anybody is asked
     if wish.unchecked and (said := asked.supervisors.silence(wish.supervisor, asked.at)) is not None:
         raise NotReady(f"{said}, and it checks every configuration: {NO_SUPERVISOR}", code="no_supervisor")
@@ -72,7 +79,7 @@ def _supervisor(asked: Asked, known: RunWanted | None) -> str:
             raise Conflict(said, code="other_supervisor", param="supervisor")
         return known.supervisor
     if named is not None:
-        return check_name(named, "supervisor")
+        return named
     alive = asked.supervisors.alive(asked.at)
     if not alive:
         raise NotReady(f"no supervisor is heard: {NO_SUPERVISOR}", code="no_supervisor")

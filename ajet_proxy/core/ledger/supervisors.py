@@ -23,7 +23,7 @@ from msgspec import Struct, ValidationError, convert
 from ajet_proxy.core.ledger.events import RunWanted
 from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import Supervise
-from ajet_sdk.runs import check_name, line_digest
+from ajet_sdk.runs import line_digest
 
 SILENT_S = 10.0
 FORGOTTEN_S = 3600.0
@@ -161,7 +161,7 @@ class Supervisors:
     def hear(self, said: Supervise, runs: Mapping[str, RunWanted], at: float) -> None:
         """Takes a report. Raises `BadRequest` for one that cannot be read, and then nothing of it counts. Raises
         `Conflict` for a second supervisor of one name."""
-        known = self.heard.get(check_name(said.name, "name"))
+        known = self.heard.get(said.name)
         if known is not None and known.instance != said.instance and at - known.at <= SILENT_S:
             message = f"there is another supervisor {said.name}, with other folders: give this one another name"
             raise Conflict(message, code="supervisor_exists")

@@ -36,8 +36,6 @@ from ajet_sdk.routes import Route
 
 KEY_TTL_S = 7 * 86400.0
 """An episode's key lives this long, or as long as the episode may be open."""
-MAX_OPENING = 64 << 10
-"""The body that opens an episode is kept as long as the episode."""
 
 
 class Desk:
@@ -122,7 +120,7 @@ class Desk:
 
     async def _decoded(self, http: web.Request, route: Route) -> Any:
         """The JSON body; None if there is none. Raises `BadRequest` for what is not JSON."""
-        most = min(self.config.max_body, MAX_OPENING if route.name == "open_episode" else body_of.MAX_CONTROL)
+        most = min(self.config.max_body, route.max_body)
         raw = await body_of.read(http, max_body=most, limit_s=PATIENCE_S, budget=self._budget)
         if not raw.strip():
             return None

@@ -29,6 +29,7 @@ from ajet_proxy.io.http.errors import Handler
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_sdk.errors import NotReady
+from ajet_sdk.limits import MAX_CONTROL
 
 PEER, SCHEME, CERTIFICATE = "X-AJet-Relay-Peer", "X-AJet-Relay-Scheme", "X-AJet-Relay-Certificate"
 _OURS = HOP_BY_HOP | {"content-length", "content-encoding", "expect", *map(str.lower, (PEER, SCHEME, CERTIFICATE))}
@@ -61,7 +62,7 @@ class ControlForwarding:
     async def _pass(self, http: web.Request) -> web.StreamResponse:
         if http.body_exists:
             self._keys.authenticate(key_in(http.headers), self._clock.now())
-        most = min(self._max_body, body_of.MAX_CONTROL)
+        most = min(self._max_body, MAX_CONTROL)
         body = await body_of.read(http, max_body=most, limit_s=PATIENCE_S, budget=self._budget)
         headers = CIMultiDict(
             (name, value) for name, value in as_written(http.raw_headers).items()

@@ -11,6 +11,7 @@ from functools import partial
 
 from aiohttp import web
 
+from ajet_proxy.core.control import runs
 from ajet_proxy.core.control.asked import Asked
 from ajet_proxy.core.identity.keys import Keys
 from ajet_proxy.io.control import training
@@ -62,9 +63,9 @@ class Control:
             "reward_answer": partial(self._named, "episode"), "feedback": partial(self._named, "episode"),
             "lease_judgements": Judgements(desk, engines).lease, "lease": partial(training.lease, desk),
             "gate_close": weights.gate_close, "gate_open": weights.gate_open, "policy": weights.policy,
-            "put_run": self._runs.want, "change_run": self._runs.want, "forget_run": self._runs.forget_run,
-            "supervise": self._runs.supervise, "status": self._watching.status, "events": self._watching.events,
-            "ca": self._watching.ca,
+            "put_run": partial(self._runs.want, runs.put_run), "change_run": partial(self._runs.want, runs.change_run),
+            "forget_run": self._runs.forget_run, "supervise": self._runs.supervise, "status": self._watching.status,
+            "events": self._watching.events, "ca": self._watching.ca,
             **dict.fromkeys(("get_episode", "list_episodes", "list_runs", "overview"), self._answers.look),
         }
 

@@ -6,13 +6,14 @@ a verdict comes at once, though the supervisor is the one who asks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
 
 from ajet_proxy.core.control.asked import Answer, Asked
-from ajet_proxy.core.control.runs import Wish, granted, wished
+from ajet_proxy.core.control.runs import Wish, granted
 from ajet_proxy.core.ledger.supervisors import Verdict
 from ajet_proxy.io.control.desk import Desk
 from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S, Bell
@@ -35,7 +36,7 @@ class WaitingRuns:
         """End all waits, once the desk is stopping."""
         self._news.ring()
 
-    async def want(self, http: web.Request, asked: Asked) -> web.Response:
+    async def want(self, wished: Callable[[Asked], Wish], http: web.Request, asked: Asked) -> web.Response:
         """``PUT`` and ``PATCH``: stored once the supervisor has looked at it."""
         wish = wished(asked)
         verdict = await self._verdict(asked, wish) if wish.unchecked else None

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_proxy.core.continuity.memory import Outline, heard_as
-from ajet_proxy.core.continuity.responses import Responding
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.engines.engine import Engine, Ids
 
@@ -59,10 +58,9 @@ class Renderer:
 
     async def with_answer(self, text: str) -> Ids:
         """The ids of the conversation with `text` in place of the last answer."""
-        outline = self.outline
-        if self._by_route and isinstance(outline, Responding):
-            return await self._told(outline.question_with_answer(text))
-        return await self.render(outline.with_answer(text))
+        if self._by_route:
+            return await self._told(self.outline.question_with_answer(text))
+        return await self.render(self.outline.with_answer(text))
 
     async def proven(self, before: Packed, history: Ids, rendered: Ids) -> Ids | None:
         """The ids of the conversation as the route reads it: `rendered`, if that can be relied on. None if nobody can
@@ -70,7 +68,7 @@ class Renderer:
         seen, kind = self.known, self.outline.kind
         if self._by_route or kind in seen.kinds:
             return rendered
-        if isinstance(self.outline, Responding):  # asked once for each kind of request
+        if self.outline.route_tells:  # asked once for each kind of request
             told = await self._told(self.outline.question())
             alike = seen.kinds if told == rendered else seen.odd
             if len(alike) < KINDS:

@@ -40,8 +40,6 @@ try:
 except ImportError:  # pragma: no cover
     brotli = zstandard = None  # type: ignore[assignment]
 
-MAX_CONTROL = 1 << 20
-"""No control request needs more."""
 PIECE = 1 << 18
 WINDOW = 4096
 """So much is unpacked at a time: where a member ends, what is left of it is copied."""

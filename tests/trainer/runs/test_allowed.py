@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.runs import MAX_CONFIG, check_name, flat, literal, merged, restarts, tables
+from ajet_sdk.limits import check_name
+from ajet_sdk.runs import MAX_CONFIG, flat, literal, merged, restarts, tables
 from ajet_sdk.settings import ConfigError, read_toml
 from ajet_trainer.config import OF_THE_HOST, load
 from ajet_trainer.runs.allowed import KNOBS, Allowed, config_of, read, toml_of

@@ -237,6 +237,7 @@ def test_the_engine_is_asked_for_the_request_as_it_would_render_it() -> None:
     assert asked.asked_before() == {**shaped, "messages": [HELLO]}
     marked = [HELLO, {"role": "assistant", "content": "mark"}, AGAIN]
     assert asked.with_answer("mark") == {**shaped, "messages": marked}
+    assert asked.question_with_answer("mark") == asked.question() | {"messages": marked}
     assert asked.answer_tokens == 7
 
 

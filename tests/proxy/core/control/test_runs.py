@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.control import runs
-from ajet_proxy.core.control.runs import granted, wished
+from ajet_proxy.core.control.runs import change_run, granted, put_run
 from ajet_proxy.core.identity.keys import EVERYTHING, Claims, Keys
 from ajet_proxy.core.ledger.supervisors import Verdict
 from ajet_sdk.errors import BadRequest, Conflict, NotFound, NotReady
@@ -99,7 +99,7 @@ def test_nothing_is_stored_that_nobody_checked() -> None:
 def test_what_a_supervisor_refuses_is_not_stored(site: Site) -> None:
     asked = site.asked("PUT", "/runs/r", {"config": CONFIG, "desired": "running"})
     with pytest.raises(BadRequest) as caught:
-        granted(asked, wished(asked), Verdict(error=f"no such model {KEY}", param="trainer.model"))
+        granted(asked, put_run(asked), Verdict(error=f"no such model {KEY}", param="trainer.model"))
     assert (caught.value.code, caught.value.param) == ("config_refused", "trainer.model")
     assert KEY not in caught.value.message
     assert not site.rig.state.runs
@@ -108,7 +108,7 @@ def test_what_a_supervisor_refuses_is_not_stored(site: Site) -> None:
 def test_a_wish_that_somebody_overtook_is_refused(site: Site) -> None:
     site.put()
     asked = site.asked("PATCH", "/runs/r", {"config": {"trainer": {"groups": 5}}})
-    wish = wished(asked)
+    wish = change_run(asked)
     site.ask("PATCH", "/runs/r", {"desired": "stopped"})
     with refused(Conflict, "run_changed"):
         granted(asked, wish, Verdict(digest="d"))
@@ -129,7 +129,7 @@ def test_which_supervisor(site: Site) -> None:
 def test_a_run_is_called_like_a_folder(site: Site, name: str) -> None:
     asked = replace(site.asked("PUT", "/runs/r", {"config": CONFIG, "desired": "running"}), id=name)
     with pytest.raises(BadRequest, match="run must have 1 to 64"):
-        wished(asked)
+        put_run(asked)
 
 
 def test_a_restart_is_asked_for_by_its_word(site: Site) -> None:
