@@ -204,16 +204,14 @@ class Episode:
         """The proxy runs again since `at`, by a clock that went `back` so many seconds (0 or below). Nobody knows who
         has asked since it `stopped_at`."""
         self.active_at, self.opening = at, structs.replace(self.opening, at=self.opening.at + back)
-        if self.sealed_at is not None:
-            self.sealed_at += back
+        self.sealed_at = None if self.sealed_at is None else self.sealed_at + back
         if self.state == "open":
             self.attempts.lose(Attempt(None, "", self.attempts.begun, at, reason=AWAY, since=stopped_at))
 
     def wait_through(self, away: float, back: float) -> None:
         """It awaits a judgement, and the proxy did not run for `away` seconds, by a clock that went `back` so many."""
         self.active_at = awaits_since(self) + away + back
-        if self.sealed_at is not None:
-            self.sealed_at += back
+        self.sealed_at = None if self.sealed_at is None else self.sealed_at + back
 
     def name_task(self, task: str, derived: bool) -> None:
         """It is of this task; ``derived`` says that nobody has named that."""
