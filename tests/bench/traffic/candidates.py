@@ -129,7 +129,7 @@ class Place:
     def damage(self) -> None:
         """Waits until the engine has a candidate that nobody has played yet, and adds noise to it."""
         before = self._candidate()
-        self.trainer.until(lambda: self.trainer.phase().startswith(GATE) and self._candidate() != before)
+        self.trainer.until(lambda: self.trainer.phase().startswith(GATE) and self._candidate() not in ("", before))
         folder = Path(self._candidate())
         path = folder / "adapter_model.safetensors"
         noisy = {name: one + 3 * one.std() * torch.randn_like(one) for name, one in load_file(path).items()}

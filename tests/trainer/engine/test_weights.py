@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import ray
@@ -18,29 +20,21 @@ from safetensors.torch import load_file
 
 from ajet_trainer.backends.verl import ADDRESS
 from ajet_trainer.backends.verl.backend import environment, listens
+from ajet_trainer.backends.verl.cluster import come_up
 from ajet_trainer.backends.verl.weights import SharedFolder, wait
 from ajet_trainer.backends.verl.worker import RUN_WORD, own_socket, run_word
 from ajet_trainer.engines.http import EngineLost
 from ajet_trainer.engines.weights import forget
 
-STARTS = 3
-"""Ray gives itself 30 s for its start, which a busy machine may exceed."""
-
 
 @pytest.fixture(scope="module")
 def ray_here() -> Iterator[Any]:
-    for left in reversed(range(STARTS)):
-        try:
-            ray.init(
-                address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
-                object_store_memory=100 << 20,
-                runtime_env={"env_vars": {"VERL_PLATFORM": "cpu", "VERL_LOGGING_LEVEL": "ERROR"}},
-            )  # fmt: skip
-            break
-        except Exception as error:
-            ray.shutdown()
-            if not left or "timed out during startup" not in str(error):
-                raise
+    with patch.dict(os.environ, RAY_worker_niceness="0"):  # other tests would take all of a processor
+        come_up({
+            "address": "local", "num_cpus": 2, "include_dashboard": False, "logging_level": "ERROR",
+            "log_to_driver": False, "object_store_memory": 100 << 20,
+            "runtime_env": {"env_vars": {"VERL_PLATFORM": "cpu", "VERL_LOGGING_LEVEL": "ERROR"}},
+        })
     yield ray
     ray.shutdown()
 
