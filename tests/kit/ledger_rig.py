@@ -245,7 +245,7 @@ def check_clients(state: State, episodes: Sequence[Episode]) -> None:
         assert +client.counts == Counter(episode.state for episode in own)
         assert client.discarded == Counter(episode.reason for episode in own if episode.reason is not None)
         assert client.failures == Counter(episode.cause for episode in own if episode.cause is not None)
-        settled = [one.reward() for one in own if one.transcript.chains and one.reward_number is not None]
+        settled = [one.reward() for one in own if one.reward_number is not None]
         assert client.rewarded == len(settled)
         assert math.isclose(client.reward_sum, sum(filter(None, settled)), abs_tol=1e-9)
         assert sum(client.revisions.values()) <= len(own)

@@ -17,7 +17,7 @@ from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.limits import MAX_TTL_S
 from tests.kit.histories import everything, folded
-from tests.kit.ledger_rig import LedgerRig
+from tests.kit.ledger_rig import LedgerRig, check
 from tests.kit.refused import refused
 
 
@@ -93,6 +93,14 @@ def test_a_call_opens_an_episode_of_its_client(rig: LedgerRig) -> None:
     rig.begin("seen", client="no client at all")
     with pytest.raises(NotFound):
         rig.begin("new", client="no client at all")
+
+
+def test_an_evaluation_that_asked_nothing_counts_with_its_reward(rig: LedgerRig) -> None:
+    client = rig.join()
+    rig.reward(asks_nothing := rig.open(client=client, eval=True), 0.5)
+    rig.seal(asks_nothing)
+    assert rig.state_of(asks_nothing) == "recorded" and shown(rig, client)["mean_reward"] == 0.5
+    check(rig.state)
 
 
 def test_only_the_latest_revisions_are_shown(rig: LedgerRig) -> None:
