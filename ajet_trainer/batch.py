@@ -94,7 +94,7 @@ def _sets(group: Group, by_turn: ByTurn | None) -> list[list[Credited]]:
     if by_turn is None:
         return [[(session, session.reward, None) for session in sessions] for sessions in compared(group)]
     return [
-        [(play, play.total, calls) for play, calls in zip(mine, credit(mine, by_turn), strict=True)]
+        [(session, session.total, calls) for session, calls in zip(mine, credit(mine, by_turn), strict=True)]
         for mine in turn_sessions(group)
     ]
 

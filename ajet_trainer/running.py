@@ -80,11 +80,11 @@ def of_step(groups: Iterable[Group], how: ByTurn, lanes: Lanes) -> tuple[ByTurn,
 def _returns(group: Group, gamma: float) -> Iterator[Return]:
     """Those of the calls that a reward reaches."""
     without = {one.episode: unjudged(one, gamma) for one in group.episodes}
-    for play in (play for mine in turn_sessions(group) for play in mine if play.episode in without):
-        gains = returns_to_go([turn.reward for turn in play.turns], gamma)
-        for turn, gain in zip(play.turns, gains, strict=True):
-            if turn.call not in without[play.episode]:
-                yield play.episode, turn.call, play.reward + gain
+    for session in (session for mine in turn_sessions(group) for session in mine if session.episode in without):
+        gains = returns_to_go([turn.reward for turn in session.turns], gamma)
+        for turn, gain in zip(session.turns, gains, strict=True):
+            if turn.call not in without[session.episode]:
+                yield session.episode, turn.call, session.reward + gain
 
 
 def _advantages(returns: Sequence[Return], known: Known) -> Iterator[float]:

@@ -76,16 +76,16 @@ class TurnSession(Session):
 def turn_sessions(group: Group) -> tuple[tuple[TurnSession, ...], ...]:
     """The sessions of `group` in sets, which are those of `advantage.compared`."""
     if not any(map(rewarded_apart, group.compared)):
-        (sessions,), plays = compared(group), list[TurnSession]()
-        for one, episode in zip(sessions, group.compared, strict=True):
+        (wholes,), sessions = compared(group), list[TurnSession]()
+        for one, episode in zip(wholes, group.compared, strict=True):
             punishments = totals(item for item in episode.rewards if item.get(PENALTY))
             turns = _turns(episode, episode.samples, punishments)
-            plays.append(TurnSession(one.reward, one.samples, episode.episode, turns))
-        return (tuple(plays),)
+            sessions.append(TurnSession(one.reward, one.samples, episode.episode, turns))
+        return (tuple(sessions),)
     by_agent: dict[str, list[TurnSession]] = {}
     for episode in group.compared:
         for agent in dict.fromkeys(sample.agent for sample in counted(episode)):
-            by_agent.setdefault(agent, []).append(_play(episode, agent))
+            by_agent.setdefault(agent, []).append(_session(episode, agent))
     return sets_of(group, by_agent)
 
 
@@ -109,33 +109,33 @@ def unjudged(episode: BatchEpisode, gamma: float) -> frozenset[str]:
     out = set[str]()
     for agent in dict.fromkeys(sample.agent for sample in counted(given)):
         rewarded = totals(_given(given, agent))
-        calls = [turn.call for turn in _play(given, agent).turns]
+        calls = [turn.call for turn in _session(given, agent).turns]
         reached = returns_to_go([float(call in rewarded) for call in calls], gamma)
         if None not in rewarded:
             out.update(call for call, share in zip(calls, reached, strict=True) if not share)
     return frozenset(out)
 
 
-def credit(plays: Sequence[TurnSession], how: ByTurn) -> list[dict[str, float]]:
+def credit(sessions: Sequence[TurnSession], how: ByTurn) -> list[dict[str, float]]:
     """The advantage of each call, by its id, for each session of a set."""
-    if len({play.episode for play in plays}) < 2:
+    if len({session.episode for session in sessions}) < 2:
         told = how.alone or {}
-        return [{turn.call: told.get(turn.call, 0.0) for turn in play.turns} for play in plays]
-    returns = [returns_to_go([turn.reward for turn in play.turns], how.gamma) for play in plays]
-    expected = _mean(play.reward for play in plays)
+        return [{turn.call: told.get(turn.call, 0.0) for turn in session.turns} for session in sessions]
+    returns = [returns_to_go([turn.reward for turn in session.turns], how.gamma) for session in sessions]
+    expected = _mean(session.reward for session in sessions)
     found = [
-        [play.reward - expected + gain - base for gain, base in zip(gains, bases, strict=True)]
-        for play, gains, bases in zip(plays, returns, _baselines(plays, returns), strict=True)
+        [session.reward - expected + gain - base for gain, base in zip(gains, bases, strict=True)]
+        for session, gains, bases in zip(sessions, returns, _baselines(sessions, returns), strict=True)
     ]
-    by = slack(magnitude((play.reward, *(turn.reward for turn in play.turns))) for play in plays)
+    by = slack(magnitude((session.reward, *(turn.reward for turn in session.turns))) for session in sessions)
     found = [[0.0 if abs(value) <= by else value for value in values] for values in found]
     if how.scaled:
         squares = math.fsum(_mean(value * value for value in values) for values in found if values)
-        scale = math.sqrt(squares / (len(plays) - 1)) + EPSILON
+        scale = math.sqrt(squares / (len(sessions) - 1)) + EPSILON
         found = [[value / scale for value in values] for values in found]
     return [
-        {turn.call: value for turn, value in zip(play.turns, values, strict=True)}
-        for play, values in zip(plays, found, strict=True)
+        {turn.call: value for turn, value in zip(session.turns, values, strict=True)}
+        for session, values in zip(sessions, found, strict=True)
     ]
 
 
@@ -164,21 +164,21 @@ def spread(
     return tokens
 
 
-def _baselines(plays: Sequence[TurnSession], returns: Sequence[Sequence[float]]) -> Iterator[list[float]]:
+def _baselines(sessions: Sequence[TurnSession], returns: Sequence[Sequence[float]]) -> Iterator[list[float]]:
     """For each session those of its calls."""
     states = _Means()
     numbers = _Means()
-    for play, gains in zip(plays, returns, strict=True):
-        for number, (turn, gain) in enumerate(zip(play.turns, gains, strict=True)):
-            numbers.add(number, play.episode, gain)
+    for session, gains in zip(sessions, returns, strict=True):
+        for number, (turn, gain) in enumerate(zip(session.turns, gains, strict=True)):
+            numbers.add(number, session.episode, gain)
             if turn.state is not None:
-                states.add(turn.state, play.episode, gain)
+                states.add(turn.state, session.episode, gain)
     by_number = numbers.shared()
-    for number in range(max((len(play.turns) for play in plays), default=0)):
+    for number in range(max((len(session.turns) for session in sessions), default=0)):
         by_number.setdefault(number, by_number.get(number - 1, 0.0))
     by_state = states.shared()
-    for play in plays:
-        yield [by_state.get(turn.state, by_number[number]) for number, turn in enumerate(play.turns)]
+    for session in sessions:
+        yield [by_state.get(turn.state, by_number[number]) for number, turn in enumerate(session.turns)]
 
 
 class _Means:
@@ -198,7 +198,7 @@ class _Means:
         }  # fmt: skip
 
 
-def _play(episode: BatchEpisode, agent: str) -> TurnSession:
+def _session(episode: BatchEpisode, agent: str) -> TurnSession:
     samples = tuple(sample for sample in counted(episode) if sample.agent == agent)
     given = totals(_given(episode, agent))
     turns = _turns(episode, [sample for sample in episode.samples if sample.agent == agent], given)
