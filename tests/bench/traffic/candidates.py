@@ -8,8 +8,9 @@ what they say next. A gate comes after every `EVERY` steps of 16 chats, and 128 
 learns until what serves is right in `GOOD` of its answers. Then come three candidates that must not be promoted:
 
 - *damaged*: noise is added to the adapter's files, and the engine loads it again, before it plays.
-- *flipped*: the judge calls bad what users call good.
-- *rate*: that at a hundred times the learning rate. (With a true judge this model plays better with it.)
+- *flipped*: the judge calls bad what users call good, in `FLIPPED` times as many steps. (Of four steps what is good now
+  often keeps its place, and such a candidate is not bad.)
+- *rate*: that in four steps, at a hundred times the learning rate. (With a true judge this model plays better with it.)
 
 Beside them somebody calls all along who has not consented. How long this one waits is told by what the trainer does.
 A finished seed is written to ``--out`` and never repeated.
@@ -56,7 +57,7 @@ from tests.kit.trainer_process import PYTHON, RATE, TrainerProcess
 from tests.kit.vllm_process import HOLDS_TWO, vllm_server
 
 HERE = Path(__file__).parent
-EVERY, GOOD, MOST_GATES = 4, 0.5, 12
+EVERY, FLIPPED, GOOD, MOST_GATES = 4, 3, 0.5, 12
 SLOW_RATE, SHARPER = 5e-3, 6.0
 """The tiny model knows all words about alike. With a larger last norm, an adapter can make much of a difference."""
 VERDICT = re.compile(r"\b(not )?promoted\b[^:]*: ([+-][\d.]+) over \d+ pairs")
@@ -91,8 +92,9 @@ class Place:
         self.folder, self.engine, self.proxy = folder, engine, proxy
         ours = {
             "model": folder / "tiny", "proxy_url": proxy.url, "engine_urls": [engine], "groups": CHATS,
-            "group_size": 1, "min_group_size": 1, "turn_gamma": 0.0, "max_staleness": EVERY, "candidate": "next",
-            "promote_every": EVERY, "eval_episodes": 128, "save_freq": 10, "total_steps": 1000,
+            "group_size": 1, "min_group_size": 1, "turn_gamma": 0.0, "candidate": "next",
+            "promote_every": EVERY, "max_staleness": FLIPPED * EVERY, "eval_episodes": 128,
+            "save_freq": 10, "total_steps": 1000,
         }  # fmt: skip
         theirs = {"algorithm.adv_estimator": "ajet_running", "actor_rollout_ref.rollout.seed": seed}
         self.trainer = TrainerProcess(folder, ours, {**LORA, RATE: SLOW_RATE, **theirs})
@@ -229,6 +231,7 @@ def journey(place: Place) -> float:
         with place.played():
             place.gate("damaged")
     with judged("flipped"), place.played():
+        place.restart(f"promote_every={FLIPPED * EVERY}")
         place.gate("flipped")
         place.restart(f"{RATE}={100 * SLOW_RATE}")
         place.gate("rate")
@@ -262,10 +265,11 @@ def report(seeds: Sequence[Seed]) -> None:
         rows.append([phase, str(sum(one[0] for one in told)),
                      *(f"{1000 * statistics.median(one[place] for one in told):.0f}" for place in (1, 2))])  # fmt: skip
     table.show("waits of users, medians of the seeds", ("trainer", "calls", "p99, ms", "slowest, ms"), rows)
-    bad = [gate for found in seeds for gate in found["gates"] if gate["kind"] != "learning"]
+    made = [gate for found in seeds for gate in found["gates"] if gate["kind"] != "learning"]
+    bad = [gate for gate in made if gate["difference"] <= -0.2]
     table.verdicts([
-        (f"none of {len(bad)} bad candidates is promoted", not any(gate["promoted"] for gate in bad)),
-        ("each is worse by 0.2 or more", all(gate["difference"] <= -0.2 for gate in bad)),
+        (f"{len(made)} were made worse by 0.2 or more", bad == made),
+        (f"none of the {len(bad)} that are is promoted", not any(gate["promoted"] for gate in bad)),
         ("what serves is never more than 0.1 below its best", max(map(fallen, seeds)) <= 0.1),
         ("learning is promoted within 3 gates in all seeds but one",
          sum(any(gate["promoted"] for gate in found["gates"][:3]) for found in seeds) >= len(seeds) - 1),
