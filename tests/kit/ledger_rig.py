@@ -286,7 +286,7 @@ class Shelf:
 
 
 class LedgerRig:
-    """`events` is all that happened; `pictures` what could be seen after each."""
+    """`events` is all that happened. With `watch` the state is checked after each."""
 
     def __init__(
         self, settings: LedgerSettings = SETTINGS, *, watch: bool = False, archive: Archive | None = None
@@ -295,7 +295,6 @@ class LedgerRig:
         self.presence = Presence()
         self.commands = Commands(self.state, self.presence)
         self.events: list[Event] = []
-        self.pictures: list[str] = []
         self.at = 1000.0
         self._watch = watch
         self._ids = count()
@@ -307,7 +306,6 @@ class LedgerRig:
             self.events.append(event)
             if self._watch:
                 check(self.state)
-                self.pictures.append(picture(self.state))
         return events
 
     def whole(self, command: Callable[..., Sequence[Event]], *given: Any, **named: Any) -> Sequence[Event]:

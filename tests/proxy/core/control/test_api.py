@@ -12,6 +12,7 @@ from ajet_proxy.core.ledger.episode import wants
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import ROUTES
 from tests.kit.control_rig import BASE, Caller
+from tests.kit.ledger_rig import picture
 from tests.kit.refused import refused
 
 
@@ -114,11 +115,11 @@ WITH_BODY = [(route.method, route.path.replace("{id}", "thing")) for route in RO
 @pytest.mark.parametrize(("method", "path"), WITH_BODY)
 def test_a_body_that_does_not_fit_is_refused_and_nothing_happens(caller: Caller, method: str, path: str) -> None:
     caller.rig.open("thing")
-    before = caller.rig.pictures[-1]
+    before = picture(caller.rig.state)
     for body in ([], "text", 1, {"no_such_field": 1}):
         with pytest.raises(BadRequest):
             caller.decide(method, path, body)
-    assert caller.rig.pictures[-1] == before
+    assert picture(caller.rig.state) == before
 
 
 # ---- an episode's life

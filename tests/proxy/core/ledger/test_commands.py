@@ -19,7 +19,7 @@ from ajet_proxy.core.trajectory.call import prompt_hash
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.limits import MAX_REWARD
 from ajet_sdk.routes import Lease
-from tests.kit.ledger_rig import LedgerRig
+from tests.kit.ledger_rig import LedgerRig, picture
 from tests.kit.refused import refused
 from tests.kit.strategies import packed_call
 
@@ -219,11 +219,11 @@ def test_what_is_asked_about_known_ones(rig: LedgerRig) -> None:
 
 def test_every_refusal_leaves_the_ledger_as_it_was(rig: LedgerRig) -> None:
     episode = rig.in_state("trained")
-    before = rig.pictures[-1]
+    before = picture(rig.state)
     for command in (lambda: rig.begin(episode), lambda: rig.abort(episode), lambda: rig.lease(groups=0)):
         with pytest.raises(AjetError):
             command()
-    assert rig.pictures[-1] == before
+    assert picture(rig.state) == before
     assert rig.run(rig.commands.leases.lease(Lease(), batch="none", at=rig.at)) == ()
 
 

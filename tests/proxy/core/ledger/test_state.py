@@ -3,6 +3,7 @@ of the events, up to any of them, is what the live state was at that moment."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -46,9 +47,23 @@ class Unchanging:
         return seen
 
 
-def watched() -> LedgerRig:
-    """A rig that is checked after every event, and whose commands are seen to change nothing."""
-    rig = LedgerRig(watch=True)
+class Pictured(LedgerRig):
+    """`pictures` are what can be seen after each event, which is checked, too."""
+
+    def __init__(self) -> None:
+        super().__init__(watch=True)
+        self.pictures = list[str]()
+
+    def run(self, events: Sequence[ev.Event]) -> Sequence[ev.Event]:
+        for event in events:
+            super().run((event,))
+            self.pictures.append(picture(self.state))
+        return events
+
+
+def watched() -> Pictured:
+    """A rig of which all is seen, and whose commands are seen to change nothing."""
+    rig = Pictured()
     commands = rig.commands
     for part in (commands, commands.clients, commands.trainers, commands.leases, commands.judging):
         Unchanging.watch(part)
@@ -57,7 +72,7 @@ def watched() -> LedgerRig:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(histories(least=25, begins=watched))
-def test_whatever_happens_a_replay_is_what_the_state_was_at_each_moment(lived: LedgerRig) -> None:
+def test_whatever_happens_a_replay_is_what_the_state_was_at_each_moment(lived: Pictured) -> None:
     """Commands in any order. None changes anything; nor does any look at the state."""
     before = everything(lived.state)
     check(lived.state), picture(lived.state)

@@ -44,9 +44,9 @@ CONNECTIONS = {"_Connection", "Tap"}
 @contextlib.contextmanager
 def garbage() -> Iterator[list[Any]]:
     """The objects that only a garbage collection frees, of those that were made within this block; the list is filled
-    at its end."""
+    at its end. What was there before is not looked through."""
     found: list[Any] = []
-    gc.collect()
+    gc.freeze()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
@@ -56,6 +56,7 @@ def garbage() -> Iterator[list[Any]]:
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
+        gc.unfreeze()
         gc.enable()
 
 
