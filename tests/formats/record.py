@@ -2,8 +2,8 @@
 
     .venv/bin/python -m tests.formats.record     writes data.tar.xz, said.json.xz and frame.msgpack beside this file
 
-The data directory holds an archive, a snapshot and segments behind it, with every state of an episode. Beside it stands
-what the daemon said of them. The frame is that of `tests.sdk.test_frame`.
+The data directory holds an archive, a snapshot and segments behind it, with every kind of event and every state of an
+episode. Beside it stands what the daemon said of them. The frame is that of `tests.sdk.test_frame`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ajet_proxy.core.ledger import retention
+from ajet_proxy.core.ledger import commands, retention
+from ajet_proxy.io.storage import compactor
 from ajet_proxy.io.storage.compaction import compact
 from ajet_proxy.io.storage.journal import Journal
 from ajet_proxy.offline import replay_lines
@@ -152,8 +153,6 @@ async def second_life(client: Client) -> None:
     await call(client, "withdrawn", "nothing of mine", headers={"X_AJet_Traffic": "0"})
     await played(client, "unrewarded", "t", None)
     await control(client, "POST", "/episodes/unrewarded/seal")
-    unnamed = {"model": "stub", "max_tokens": 3, "messages": [{"role": "user", "content": "?"}]}
-    assert (await client.ask("POST", "/v1/chat/completions", unnamed)).status == 200
     await plays(client, "again")
     await plays(client, "again")
     for play in ("goes-on", "over"):
@@ -170,6 +169,50 @@ async def second_life(client: Client) -> None:
     await eventually(lambda: archived(client, 12))
 
 
+async def seldom(client: Client) -> None:
+    """Whatever hardly ever happens."""
+    for more in ({}, {"user": "shared"}, {"user": "shared"}):
+        unnamed = {"model": "stub", "max_tokens": 3, "messages": [{"role": "user", "content": "?"}], **more}
+        assert (await client.ask("POST", "/v1/chat/completions", unnamed)).status == 200
+    await control(client, "POST", "/episodes", {"id": "held"})
+    await control(client, "POST", "/gate/close", {"reason": "weights", "model": "stub"})
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(client.chat("held"), 1.0)
+
+    async def lost() -> object:
+        return (await client.record("held"))["unanswered"]
+
+    await eventually(lost)
+    await control(client, "POST", "/gate/open", {"policy_version": 5, "model": "stub"})
+    await control(client, "PUT", "/mix", {"ahead": 1, "group_size": 1, "model": "lacks"})
+    await control(client, "POST", "/episodes", {"task": "lacks/1", "model": "lacks"})
+    await control(client, "POST", "/batches/lease", {"groups": 2, "model": "lacks", "group_wait_s": 0})
+    await played(client, "quick", "math/race")
+    await control(client, "POST", "/episodes", {"id": "slow", "task": "math/race", "model": "stub"})
+    with mock.patch.object(commands, "LEAST_WAIT_S", 0.0):
+        await eventually(lambda: client.store.state.episodes["slow"].late)
+    for run in ("stays", "goes"):
+        await wanted(client, run)
+    await control(client, "DELETE", "/runs/goes")
+
+
+async def wanted(client: Client, run: str) -> None:
+    """A stopped run is wanted, and its supervisor has nothing against it."""
+    supervisor = {"name": "s", "instance": "i", "runs": {run: {"state": "stopped"}}}
+    await control(client, "POST", "/supervisor", supervisor)
+    config = {"trainer": {"model": "stub", "groups": 4}}
+    put = asyncio.create_task(control(client, "PUT", f"/runs/{run}", {"config": config, "desired": "stopped"}))
+
+    async def answered() -> bool:
+        checks = (await control(client, "POST", "/supervisor", supervisor)).json["checks"]
+        verdicts = {check: {"digest": "d1"} for check in checks}
+        await control(client, "POST", "/supervisor", supervisor | {"verdicts": verdicts})
+        return put.done()
+
+    await eventually(answered)
+    await put
+
+
 async def told(client: Client) -> dict[str, Any]:
     """All that the daemon says."""
     status = await client.status()
@@ -181,10 +224,12 @@ async def told(client: Client) -> dict[str, Any]:
         record["unanswered"] = [one["reason"] for one in record.get("unanswered", ())]
     shown = (await client.control("GET", "/clients")).json["clients"]
     clients = [{key: value for key, value in one.items() if key in CLIENT} for one in shown]
-    return {"status": {key: status[key] for key in STATUS}, "records": records, "clients": clients}
+    runs = [{key: run[key] for key in RUN} for run in (await client.control("GET", "/runs")).json["runs"]]
+    return {"status": {key: status[key] for key in STATUS}, "records": records, "clients": clients, "runs": runs}
 
 
 CLIENT = ("client", "name", "state", "reason", "lane", "revision", "revisions", "episodes", "discarded", "failures")
+RUN = ("run", "supervisor", "desired", "config", "digest", "starts")
 STATUS = ("episodes", "groups", "tokens", "drift", "discarded", "archived", "captures")
 
 
@@ -192,15 +237,18 @@ async def record() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as patches:
         data_dir = Path(folder) / "data"
         patches.enter_context(mock.patch.object(retention, "KEPT_EPISODES", 2))
+        patches.enter_context(mock.patch.object(compactor, "is_due", return_value=False))
         defaults = Journal.__init__.__kwdefaults__ or {}
         patches.enter_context(mock.patch.dict(defaults, {"segment_bytes": 8 << 10}))
         async with EngineStub() as stub:
             async with serving(data_dir, upstream=(stub.url,), **PATIENT) as client:
                 await first_life(client, stub.url)
+                await client.store.end_segment()
             compact(data_dir)
             async with EngineStub(("other",)) as other, serving(data_dir, upstream=(stub.url,), **PATIENT) as client:
                 await control(client, "POST", "/policy", {"model": "other", "version": 1, "upstreams": [other.url]})
                 await second_life(client)
+                await seldom(client)
         async with serving(data_dir, upstream=("http://127.0.0.1:9",)) as client:
             said = await told(client)
         said["replayed"] = [json.loads(line) for line in replay_lines(data_dir)]
