@@ -1,4 +1,4 @@
-"""The choice of what a lease takes and drops, by the ledger's answers: `test_ledger_batches` has what leases are
+"""The choice of what a lease takes and drops, by the ledger's answers: `test_batches` has what leases are
 for."""
 
 from __future__ import annotations
