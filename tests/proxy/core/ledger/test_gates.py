@@ -164,3 +164,20 @@ def played(steps: list[tuple[str, str, int]], only: str | None = None) -> tuple[
 @given(STEPS)
 def test_nothing_that_another_model_does_changes_a_models_gate(steps: list[tuple[str, str, int]]) -> None:
     assert played(steps) == played(steps, only="m")
+
+
+def test_the_gate_is_closing_while_calls_are_in_flight(rig: LedgerRig) -> None:
+    episode = rig.open()
+    assert not rig.state.gates.any().shut
+    (call,) = rig.begin(episode)
+    assert rig.state.gates.overall() == "open"
+    rig.run([ev.GateClosed(5.0, "weights")])
+    assert (rig.state.gates.overall(), rig.state.gates.any()) == ("closing", Gate(True, 5.0, "weights"))
+    rig.finish(episode, call)
+    assert rig.state.gates.overall() == "closed"
+    rig.run([ev.GateClosed(9.0, "why")])
+    assert rig.state.gates.any() == Gate(True, 5.0, "weights"), "closing a closed gate changes nothing"
+    rig.run([ev.GateOpened(10.0, 1)])
+    assert (rig.state.gates.overall(), rig.state.gates.any()) == ("open", Gate(False, 10.0, stood=5.0))
+    rig.run([ev.GateOpened(11.0, 2)])
+    assert rig.state.gates.any() == Gate(False, 10.0, stood=5.0), "nor does opening an open one"

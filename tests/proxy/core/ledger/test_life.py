@@ -1,4 +1,4 @@
-"""Weights, the gate and what time alone makes true."""
+"""The life of episodes as time alone goes on: silence, clocks, stops of the daemon, and the policy of a time."""
 
 from __future__ import annotations
 
@@ -6,44 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.state import LedgerSettings
-from ajet_sdk.errors import BadRequest
-from ajet_sdk.limits import MAX_VERSION
-from ajet_sdk.routes import GateOpen
-from ajet_sdk.sample import spans_of
 from tests.kit.ledger_rig import LedgerRig
-
-# ---- weights
-
-
-def test_announcing_a_policy(rig: LedgerRig) -> None:
-    assert rig.state.weights.policy_version("m") == 0
-    rig.announce("m", 3, ("http://a", "http://b"))
-    assert rig.announce("m", 3) == ()
-    assert rig.announce("m", 3, ("http://a", "http://b")) == ()
-    rig.announce("m", 4)
-    assert (rig.state.weights.policy_version("m"), rig.state.weights.upstreams("m")) == (4, ("http://a", "http://b"))
-    rig.announce("m", 2, ())
-    assert (rig.state.weights.policy_version("m"), rig.state.weights.upstreams("m")) == (2, ())
-    assert rig.state.weights.upstreams("other") == ()
-    assert (rig.state.weights.models(), rig.state.weights.only_model()) == (("m",), "m")
-    rig.announce("n", 1)
-    assert rig.state.weights.only_model() == ""
-
-
-def test_the_version_at_the_gate_is_that_of_the_one_model(rig: LedgerRig) -> None:
-    rig.gate_open(2)
-    assert rig.state.weights.policy_version("anything") == 2
-    rig.announce("m", 3)
-    rig.gate_close()
-    rig.gate_open(4)
-    rig.announce("n", 1)
-    assert [rig.state.weights.policy_version(model) for model in ("m", "n")] == [4, 1]
-
-
-# ---- time
 
 
 def test_silence_discards_an_open_episode(rig: LedgerRig) -> None:
@@ -97,21 +62,6 @@ def test_time_does_not_run_backwards(rig: LedgerRig) -> None:
     assert [event.at for event in rig.events] == [1000.0] * len(rig.events)
 
 
-def test_a_restart_ends_calls_in_flight_and_nothing_else(rig: LedgerRig) -> None:
-    open_one, sealed = rig.open(), rig.open()
-    rig.call(sealed)
-    rig.begin(sealed)
-    rig.reward(sealed)
-    rig.begin(open_one)
-    rig.at += 700
-    rig.restart()
-    assert rig.state.tallies.calls["running"] == 0
-    assert [rig.state_of(name) for name in (open_one, sealed)] == ["open", "ready"]
-    assert rig.expire() == ()
-    rig.later(100)
-    assert rig.state.episodes[open_one].reason == "idle_timeout"
-
-
 def test_a_clock_that_was_set_back_over_a_restart(rig: LedgerRig) -> None:
     rig.ready()
     batch = rig.batch(group_size=1, lease_s=60.0)
@@ -162,28 +112,3 @@ def test_an_episode_is_merged_by_the_policy_of_its_time() -> None:
     assert [len(episode.samples) for episode in ready] == [1, 2]
     drift = views.status(rig.state)["drift_by_model"]["m"]
     assert drift["turns"] == 2 and sum(drift["broken_by"].values()) == 2, "what was joined has drifted all the same"
-
-
-def test_whose_clients_were_sent_their_answers(rig: LedgerRig) -> None:
-    episode = rig.open()
-    first = rig.call(episode)
-    rig.at += 1
-    second = rig.call(episode)
-    third = rig.call(episode)
-    assert rig.state.episodes.unsent == {first, second, third}
-    assert rig.run(rig.commands.answers_sent([first, "?"], at=rig.at)) == (ev.AnswersSent(rig.at, (first,)),)
-    assert rig.state.episodes.unsent == {second, third}
-    assert rig.commands.answers_sent([first], ["?"], at=rig.at) == ()
-    rig.run(rig.commands.lose_call(episode, second, "disconnected", at=rig.at, taken_back=True))
-    rig.run(rig.commands.answers_sent([], [third], at=rig.at))
-    assert rig.state.episodes.unsent == set()
-    assert [entry.doubtful for entry in rig.state.episodes[episode].transcript.calls.values()] == [False, False, True]
-
-
-@pytest.mark.parametrize("version", [0, 1, MAX_VERSION])
-def test_versions_are_what_a_batch_can_say(version: int) -> None:
-    opened = LedgerRig().commands.trainers.gate_open(GateOpen(version), at=1.0)
-    assert opened == ((ev.GateOpened(1.0, version),) if version else ())
-    assert spans_of([[version, 1]], 1) == ((version, 1),)
-    with pytest.raises(BadRequest):
-        spans_of([[version + MAX_VERSION + 1, 1]], 1)

@@ -1,4 +1,4 @@
-"""Which earlier request one repeats that says it is sent again."""
+"""Requests that say that they are sent again: of which earlier one, and when that may be of one that nobody knows."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from ajet_proxy.core.ledger.retries import repeats
+from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.retries import UnseenRequests, repeats
 from ajet_proxy.core.ledger.transcript import Asked, CallEntry, Transcript
-from tests.kit.ledger_rig import LedgerRig
+from tests.kit.ledger_rig import LedgerRig, blank
 from tests.kit.steps import steps
+
+ONE, OTHER = ("ep", "one"), ("ep", "other")
 
 
 def attempt(name: str, body: str, key: str | None = None, *, state: str = "complete", reason: str | None = None,
@@ -131,3 +134,48 @@ def test_what_nothing_says_to_be_a_retry_repeats_nothing(rig: LedgerRig) -> None
     rig.begin(episode, body="same", key="k")
     rig.begin(episode, body="same", key="k")
     assert (rig.state.tallies.calls["running"], rig.state.tallies.calls["lost"]) == (3, 1)
+
+
+def opened(at: float) -> Episode:
+    """An episode that opened then."""
+    return blank(at=at)
+
+
+def test_a_retry_may_be_of_a_request_that_was_not_let_in() -> None:
+    unseen = UnseenRequests(since=10.0)
+    for _ in range(2):
+        unseen.refused(ONE, 20.0)
+    assert unseen.explains(ONE, opened(20.0)) and unseen.explains(ONE, None)
+    assert not unseen.explains(OTHER, opened(20.0))
+    unseen.let_in(ONE)  # a retry of one of the two
+    assert unseen.explains(ONE, opened(20.0))
+    for _ in range(2):
+        unseen.let_in(ONE)
+        assert not unseen.explains(ONE, opened(20.0))
+
+
+def test_before_the_proxy_ran_or_read_what_came_any_request_may_have_been_missed() -> None:
+    unseen = UnseenRequests(since=10.0)
+    assert unseen.explains(ONE, opened(10.0)) and not unseen.explains(ONE, opened(10.5))
+    unseen.unread(11.0)
+    assert unseen.explains(ONE, opened(10.5)) and not unseen.explains(ONE, opened(11.5))
+    assert not unseen.explains(ONE, None)
+
+
+def test_what_nobody_read_was_one_tenant_s() -> None:
+    unseen = UnseenRequests(since=10.0)
+    unseen.unread(11.0, tenant="other")
+    assert not unseen.explains(ONE, opened(10.5))
+    unseen.unread(11.0, tenant="")
+    assert unseen.explains(ONE, opened(10.5)) and not unseen.explains(ONE, opened(11.5))
+    unseen.unread(12.0)
+    assert unseen.explains(ONE, opened(11.5)) and not unseen.explains(ONE, opened(12.5))
+
+
+def test_with_too_many_to_remember_any_may_have_been_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.ledger.retries.MOST_NOTED", 2)
+    unseen = UnseenRequests(since=10.0)
+    for number in range(3):
+        unseen.refused(("ep", str(number)), 20.0 + number)
+    assert unseen.since == 22.0 and unseen.explains(OTHER, opened(22.0))
+    assert not unseen.explains(ONE, opened(23.0))

@@ -1,12 +1,16 @@
-"""Weights that may come to serve: they have a name and evaluations, and count for nothing else."""
+"""Weights that serve, and candidates: those have a name and evaluations, and count for nothing else."""
 
 from __future__ import annotations
 
 import pytest
 
+from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.plays import STANDS_S
-from ajet_sdk.errors import Conflict
+from ajet_sdk.errors import BadRequest, Conflict
+from ajet_sdk.limits import MAX_VERSION
+from ajet_sdk.routes import GateOpen
+from ajet_sdk.sample import spans_of
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.refused import refused
 
@@ -101,3 +105,38 @@ def test_an_evaluation_that_stands_still_raises_an_alert(rig: LedgerRig) -> None
     assert len(alerts()) == 1
     rig.attend("leaves")
     assert alerts() == [], "nobody waits for it"
+
+
+def test_announcing_a_policy(rig: LedgerRig) -> None:
+    assert rig.state.weights.policy_version("m") == 0
+    rig.announce("m", 3, ("http://a", "http://b"))
+    assert rig.announce("m", 3) == ()
+    assert rig.announce("m", 3, ("http://a", "http://b")) == ()
+    rig.announce("m", 4)
+    assert (rig.state.weights.policy_version("m"), rig.state.weights.upstreams("m")) == (4, ("http://a", "http://b"))
+    rig.announce("m", 2, ())
+    assert (rig.state.weights.policy_version("m"), rig.state.weights.upstreams("m")) == (2, ())
+    assert rig.state.weights.upstreams("other") == ()
+    assert (rig.state.weights.models(), rig.state.weights.only_model()) == (("m",), "m")
+    rig.announce("n", 1)
+    assert rig.state.weights.only_model() == ""
+
+
+def test_the_version_at_the_gate_is_that_of_the_one_model() -> None:
+    rig = LedgerRig()
+    rig.gate_open(2)
+    assert rig.state.weights.policy_version("anything") == 2
+    rig.announce("m", 3)
+    rig.gate_close()
+    rig.gate_open(4)
+    rig.announce("n", 1)
+    assert [rig.state.weights.policy_version(model) for model in ("m", "n")] == [4, 1]
+
+
+@pytest.mark.parametrize("version", [0, 1, MAX_VERSION])
+def test_versions_are_what_a_batch_can_say(version: int) -> None:
+    opened = LedgerRig().commands.trainers.gate_open(GateOpen(version), at=1.0)
+    assert opened == ((ev.GateOpened(1.0, version),) if version else ())
+    assert spans_of([[version, 1]], 1) == ((version, 1),)
+    with pytest.raises(BadRequest):
+        spans_of([[version + MAX_VERSION + 1, 1]], 1)
