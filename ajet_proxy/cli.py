@@ -60,7 +60,7 @@ def tree_options(command: F) -> F:
     return tree(by(command))
 
 
-def _load(file: str | None, flags: dict[str, Any], env: Mapping[str, str] = os.environ) -> Config:
+def configured(file: str | None, flags: dict[str, Any], env: Mapping[str, str] = os.environ) -> Config:
     given = {name: value for name, value in flags.items() if value is not None and value is not False and value != ()}
     return load(file, env, given)
 
@@ -81,7 +81,7 @@ def serve(file: str | None, **flags: Any) -> None:
     Requests in flight finish before it ends. Every option is also a key of the TOML file and a variable: --group-size
     is group_size and AJET_GROUP_SIZE. Options override variables, and variables override the file.
     """
-    config = _load(file, flags)
+    config = configured(file, flags)
     from ajet_proxy import daemon as app
 
     def ready(url: str) -> None:
@@ -174,7 +174,7 @@ def doctor(file: str | None, as_json: bool, **flags: Any) -> None:
 
     For each fault it says what to do.
     """
-    config = _load(file, flags)
+    config = configured(file, flags)
     import asyncio
 
     from ajet_proxy.doctor import examine
@@ -204,7 +204,7 @@ def issue_key(
 
     The key is valid at the proxy that uses this data directory.
     """
-    config = _load(file, flags)
+    config = configured(file, flags)
     from ajet_proxy import daemon as app
     from ajet_proxy.io.http import keyring
 
@@ -232,7 +232,7 @@ def rotate_secret(file: str | None, drop_old: bool, **flags: Any) -> None:
 
     A running proxy takes it up within seconds. Earlier keys stay valid until they expire.
     """
-    config = _load(file, flags)
+    config = configured(file, flags)
     from ajet_proxy.io.http import keyring
 
     old = keyring.rotate(_used_data_dir(config), drop_old=drop_old)
@@ -254,7 +254,7 @@ def revoke(file: str | None, key_file: TextIO | None, **flags: Any) -> None:
     A running proxy takes this up within seconds.
     """
     chosen = {"key": flags.pop("key_id"), "tenant": flags.pop("tenant"), "episode": flags.pop("episode")}
-    config = _load(file, flags)
+    config = configured(file, flags)
     from ajet_proxy.core.identity.keys import KEY_ID, key_id
     from ajet_proxy.io.http import keyring
     from ajet_proxy.io.runtime.clock import Clock
@@ -296,7 +296,7 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
         raise click.UsageError("a service has no working directory: give absolute paths of files")
     settings = service.environment_file(user=user, env=os.environ)
     try:
-        config = _load(given.pop("file"), given, service.environment(settings))
+        config = configured(given.pop("file"), given, service.environment(settings))
     except ConfigError as error:
         raise ConfigError(f"{error} (the service has only the variables in {settings})") from error
     if config.data_dir != service.STATE_DIRECTORY:

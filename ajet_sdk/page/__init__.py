@@ -26,7 +26,7 @@ SCRIPTS = ("tokens.js", "board.js", "main.js")
 
 def live_page() -> tuple[str, str]:
     """The page that asks its daemon, and its security policy."""
-    policy = _policy("'self'")
+    policy = policy_of("'self'")
     return _document("ajet", None, policy), policy
 
 
@@ -34,7 +34,7 @@ def still_page(title: str, intro: str, sections: Any, texts: Mapping[int, str]) 
     """A page of `sections` (``{"heading", "episodes": [records with ``tokens=timelines``]}``) that asks nobody.
     `texts` are the texts of their tokens."""
     data = {"title": title, "intro": intro, "sections": sections, "texts": {str(id): texts[id] for id in texts}}
-    return _document(title, data, _policy("'none'"))
+    return _document(title, data, policy_of("'none'"))
 
 
 def _document(title: str, data: Any, policy: str) -> str:
@@ -45,7 +45,7 @@ def _document(title: str, data: Any, policy: str) -> str:
     return re.sub(r"{{(\w+)}}", lambda place: values[place[1]], _read("page.html"))
 
 
-def _policy(connect: str) -> str:
+def policy_of(connect: str) -> str:
     return (
         f"default-src 'none'; script-src {_hash(_script())}; style-src {_hash(_read('page.css'))}; img-src data:; "
         f"connect-src {connect}; base-uri 'none'; form-action 'none'"

@@ -73,7 +73,7 @@ def storm(
         for worker in stage.agents:
             worker.process.join(900)
             assert worker.process.exitcode == 0, f"an agent ended with {worker.process.exitcode}"
-        counts["steps of the supervised run, each made once"] = stage.run.in_the_end(weather._until)
+        counts["steps of the supervised run, each made once"] = stage.run.in_the_end(weather.until)
         quiet_down(audit)
         (stage.stops / "trainer").touch()
         for worker in stage.trainers.values():

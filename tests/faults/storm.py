@@ -104,7 +104,7 @@ class Storm:
 
     def worker(self) -> None:
         """A worker process alone: the daemon replaces it."""
-        self._until(lambda: self.stage.kill_worker(self.dice))
+        self.until(lambda: self.stage.kill_worker(self.dice))
         self.counts["kills of a worker process"] += 1
 
     def trainer(self) -> None:
@@ -135,8 +135,8 @@ class Storm:
 
         while True:
             self.stage.order(model, "stop before an ack")
-            self._until(lambda: worker.stopped)
-            if self._until(half, 10.0, must=False):
+            self.until(lambda: worker.stopped)
+            if self.until(half, 10.0, must=False):
                 break
             worker.go_on()
         self._kill_proxy()
@@ -144,7 +144,7 @@ class Storm:
         assert half()
         before = self.audit.team.acks[model]
         worker.go_on()
-        self._until(lambda: bool(self.audit.after_a_fault()) and self.audit.team.acks[model] > before)
+        self.until(lambda: bool(self.audit.after_a_fault()) and self.audit.team.acks[model] > before)
         self.counts["kills of the proxy between two acknowledgements of one episode"] += 1
 
     def lost(self) -> None:
@@ -167,14 +167,14 @@ class Storm:
             self.audit.after_a_fault()
             return team.answers[model] > answers + 1 and (team.acks[model] > acks or not trains)
 
-        self._until(on, 180.0)
+        self.until(on, 180.0)
 
     def agent(self) -> None:
         self._kill(self.dice.choice(self.stage.agents), "kills of an agent")
 
     def supervisor(self) -> None:
         """The supervisor of a run; half of the time with its trainer."""
-        self._until(self.stage.run.kill)
+        self.until(self.stage.run.kill)
         self.counts["kills of the supervisor"] += 1
         if self.dice.random() < 0.5:
             self.counts["kills of the supervisor's trainer"] += self.stage.run.kill_trainer()
@@ -183,7 +183,7 @@ class Storm:
         """The trainer of a supervisor alone. One that is to be stopped is wanted first."""
         if self.stage.run.desired == "stopped":
             self.stage.run.change(random.Random(0))
-        self._until(self.stage.run.kill_trainer)
+        self.until(self.stage.run.kill_trainer)
         self.counts["kills of the supervisor's trainer"] += 1
 
     def change(self, number: int) -> None:
@@ -211,12 +211,12 @@ class Storm:
         self.counts[f"times that {call} failed"] += 1
         if dead:
             self._start()
-        self._until(self.stage.healthy)
+        self.until(self.stage.healthy)
 
     def full(self) -> None:
         """The disk is full until the daemon has noticed; half of the time it dies of something else meanwhile."""
         self.stage.disk.fill(self.stage.proxy, self.dice.randrange(4096, 65536))
-        noticed = self._until(lambda: not self.stage.healthy(), 15.0, must=False)
+        noticed = self.until(lambda: not self.stage.healthy(), 15.0, must=False)
         self.counts["times that the disk was full"] += 1
         self.counts["… and the daemon said so"] += noticed
         self.audit.after_a_fault(wrote=False)
@@ -226,7 +226,7 @@ class Storm:
         self.stage.disk.free(self.stage.proxy)
         if dead:
             self._start()
-        self._until(self.stage.healthy)
+        self.until(self.stage.healthy)
 
     def freeze(self) -> None:
         """The engine stands still. The first time, and every third one, that is until agents have given up calls that
@@ -236,7 +236,7 @@ class Storm:
         with self.stage.engines[self.dice.choice(MODELS)].frozen():
             time.sleep(LONG_S if lasts else self.dice.uniform(*SHORT_S))
             if lasts:
-                self._until(lambda: self.stage.given_up() > before)
+                self.until(lambda: self.stage.given_up() > before)
         self.counts["times that the engine was frozen"] += 1
         self.counts["… for longer than agents wait"] += lasts
         self.counts["… and calls that they gave up meanwhile"] += self.stage.given_up() - before
@@ -279,7 +279,7 @@ class Storm:
                 other()
 
     def _await_compaction(self) -> None:
-        if self._until(self.stage.compacting, 3.0, must=False):
+        if self.until(self.stage.compacting, 3.0, must=False):
             time.sleep(self.dice.uniform(0.0, 0.4))
 
     def _revive(self) -> None:
@@ -299,7 +299,7 @@ class Storm:
             raise
         self.audit.swarm.restarted()
 
-    def _until(self, reached: Callable[[], bool], limit_s: float = 600.0, *, must: bool = True) -> bool:
+    def until(self, reached: Callable[[], bool], limit_s: float = 600.0, *, must: bool = True) -> bool:
         give_up = time.monotonic() + limit_s
         while not reached():
             if time.monotonic() > give_up:

@@ -102,7 +102,7 @@ class ControlStub:
         if parts[0] == "plays":
             return self._of_plays(heard, parts)
         if path == "/episodes":
-            return self._open(parse(routes.OpenEpisode, heard.body))
+            return self.open_episode(parse(routes.OpenEpisode, heard.body))
         if parts[0] != "episodes" or parts[1] not in self.episodes:
             raise NotFound(f"no such episode: {parts[1:2]}", code="episode_not_found")
         record = self.episodes[parts[1]]
@@ -169,7 +169,7 @@ class ControlStub:
             self.next = dict.fromkeys(self.wanted, 0)
         return {"eval": answer, "next": {model: self.next[model] for model in answer}}
 
-    def _open(self, body: routes.OpenEpisode) -> dict[str, Any]:
+    def open_episode(self, body: routes.OpenEpisode) -> dict[str, Any]:
         if body.client is not None:
             self.live(body.client)
         if body.play is not None:
@@ -211,14 +211,14 @@ class ControlStub:
             EpisodeReward(note=None, at=0.0, **{"call": None, "agent": None, **item}) for item in record["rewards"]
         )
         if reward.final and not record["graded"]:
-            self._move(record, "ready")
+            self.move(record, "ready")
         return record
 
     def _seal(self, record: dict[str, Any], _body: Any) -> dict[str, Any]:
         if record["state"] != "open":
             raise Conflict(f"the episode is {record['state']}")
         if record["judged"] and not record["rewards"]:
-            self._move(record, "sealed")
+            self.move(record, "sealed")
         else:
             self._end(record, None if record["rewards"] else "no_reward")
         return record
@@ -238,14 +238,14 @@ class ControlStub:
         return record
 
     def _end(self, record: dict[str, Any], reason: str | None) -> None:
-        self._move(record, "discarded" if reason else "ready", reason)
+        self.move(record, "discarded" if reason else "ready", reason)
 
     def discard(self, episode: str, reason: str) -> None:
         """The proxy discards an episode by itself."""
         with self._lock:
-            self._move(self.episodes[episode], "discarded", reason)
+            self.move(self.episodes[episode], "discarded", reason)
 
-    def _move(self, record: dict[str, Any], state: str, reason: str | None = None) -> None:
+    def move(self, record: dict[str, Any], state: str, reason: str | None = None) -> None:
         if record.get("play") in self.plays and record["state"] != state:
             awaits = "awaiting" if state == "sealed" else state
             self.plays[record["play"]].moved(record["place"], record["state"], awaits, reason)

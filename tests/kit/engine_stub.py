@@ -213,9 +213,9 @@ class EngineStub:
         if not body.get("stream"):
             await asyncio.sleep(delay)
             whole = without_ids(write_document(reply), kind)
-            return await self._write(request, [whole], fault, 0.0, "application/json", len(whole))
+            return await self.write(request, [whole], fault, 0.0, "application/json", len(whole))
         events = spoiled(write_events(reply, self.group), kind, fault.after if fault else 0)
-        return await self._write(request, events, fault, delay, "text/event-stream; charset=utf-8", None)
+        return await self.write(request, events, fault, delay, "text/event-stream; charset=utf-8", None)
 
     def _reply(self, path: str, body: dict[str, Any], kind: str) -> dialect.Reply:
         self._count += 1
@@ -223,7 +223,7 @@ class EngineStub:
         if path == COMPLETIONS:
             prompts = prompts_of(body)
         else:
-            prompts = [exact if exact and self.given_ids == "read" else self._rendered(body)]
+            prompts = [exact if exact and self.given_ids == "read" else self.rendered(body)]
         said = engine_script.reply(self.script, body)
         outputs = [[generate(prompt, body, i, said) for i in range(body.get("n") or 1)] for prompt in prompts]
         if kind == "abort":
@@ -232,7 +232,7 @@ class EngineStub:
         name = f"{prefix}{self._count:016x}"
         return dialect.Reply(name, 1_795_000_000 + self._count, body, prompts, outputs, lambda: self.label)
 
-    async def _write(
+    async def write(
         self, request: web.Request, parts: Sequence[bytes] | Iterator[bytes], fault: Fault | None, delay: float,
         content_type: str, length: int | None,
     ) -> web.StreamResponse:
@@ -243,7 +243,7 @@ class EngineStub:
             response.content_length = length
         left = fault.after if fault and fault.kind in ("cut", "reset") else None
         await response.prepare(request)
-        async for piece in self._pieces(parts, delay):
+        async for piece in self.pieces(parts, delay):
             if left is not None and len(piece) >= left:
                 await response.write(piece[:left])
                 assert request.transport is not None
@@ -259,7 +259,7 @@ class EngineStub:
         await response.write_eof()
         return response
 
-    async def _pieces(self, parts: Sequence[bytes] | Iterator[bytes], delay: float) -> AsyncIterator[bytes]:
+    async def pieces(self, parts: Sequence[bytes] | Iterator[bytes], delay: float) -> AsyncIterator[bytes]:
         """`parts` with their delays, cut adversarially when the stub was told to."""
         dice = random.Random(f"{self.split_seed}/{self._count}")
         for part in parts:
@@ -279,9 +279,9 @@ class EngineStub:
     def _plain_routes(self) -> Sequence[tuple[str, str, Any]]:
         return (
             ("GET", "/v1/models", self._models), ("GET", "/health", self._health), ("GET", "/version", self._version),
-            ("POST", "/tokenize", self._tokenize), ("POST", "/detokenize", self._detokenize),
+            ("POST", "/tokenize", self.tokenize), ("POST", "/detokenize", self._detokenize),
             ("POST", CHAT + "/render", self._generate), ("POST", COMPLETIONS + "/render", self._generate),
-            ("POST", "/pause", self._pause), ("POST", "/resume", self._resume), ("GET", "/is_paused", self._is_paused),
+            ("POST", "/pause", self._pause), ("POST", "/resume", self.resume), ("GET", "/is_paused", self._is_paused),
             ("GET", "/weight_info", self._weight_info),
             ("POST", "/update_weight_version", self._label),
             ("POST", "/stub/faults", self._set_faults), ("POST", "/stub/script", self._set_script),
@@ -305,18 +305,18 @@ class EngineStub:
     async def _version(self, request: web.Request) -> web.Response:
         return _json(b'{"version":"0.31.0"}')
 
-    async def _tokenize(self, request: web.Request) -> web.Response:
+    async def tokenize(self, request: web.Request) -> web.Response:
         body = (await self._note(request)).body
         if not self.tokenizes:
             return _json(b'{"detail":"Not Found"}', 404)
         try:
-            ids = self._rendered(body) if "messages" in body else encode(body["prompt"], merged=self.drift)
+            ids = self.rendered(body) if "messages" in body else encode(body["prompt"], merged=self.drift)
         except ValueError as error:
             return _json(dialect.error(400, str(error)), 400)
         known = {"count": len(ids), "max_model_len": MAX_MODEL_LEN, "tokens": ids, "token_strs": None}
         return _json(dialect.dumps(known))
 
-    def _rendered(self, body: dict[str, Any]) -> list[int]:
+    def rendered(self, body: dict[str, Any]) -> list[int]:
         return encode(self.renderer(body["messages"], body.get("tools")), merged=self.drift)
 
     async def _detokenize(self, request: web.Request) -> web.Response:
@@ -335,7 +335,7 @@ class EngineStub:
         self.paused.clear()
         return _json(b'{"status":"paused"}')
 
-    async def _resume(self, request: web.Request) -> web.Response:
+    async def resume(self, request: web.Request) -> web.Response:
         await self._note(request)
         self.paused.set()
         return _json(b'{"status":"resumed"}')

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.cli import _load, cli, main
+from ajet_proxy.cli import cli, configured, main
 from ajet_proxy.core.identity.keys import key_id
 from tests.kit.proxy_process import PROXY
 from tests.kit.source import ROOT
@@ -253,5 +253,5 @@ def test_doctor_exits_1_on_a_fault(tmp_path: Path) -> None:
 
 def test_an_option_that_is_0_is_one_that_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AJET_READ_TIMEOUT", "5")
-    assert _load(None, {"read_timeout": "0", "workers": None, "upstream": (), "insecure": False}).read_timeout == 0
-    assert _load(None, {"read_timeout": None}).read_timeout == 5
+    assert configured(None, {"read_timeout": "0", "workers": None, "upstream": (), "insecure": False}).read_timeout == 0
+    assert configured(None, {"read_timeout": None}).read_timeout == 5

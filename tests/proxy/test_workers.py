@@ -129,9 +129,9 @@ async def test_what_runs_in_an_episode_that_is_discarded_ends_in_its_worker(tmp_
 class Halting(EngineStub):
     """An engine whose streams stop behind some tokens until it is told to go on."""
 
-    async def _pieces(self, parts: Any, delay: float) -> AsyncIterator[bytes]:
+    async def pieces(self, parts: Any, delay: float) -> AsyncIterator[bytes]:
         number = 0
-        async for piece in super()._pieces(parts, delay):
+        async for piece in super().pieces(parts, delay):
             if number == 4:
                 await self.go_on.wait()
             number += 1

@@ -62,7 +62,7 @@ def test_the_live_page_is_one_file_that_names_no_other() -> None:
 
 
 def test_the_policy_names_the_very_script_and_style() -> None:
-    for text, policy in (live_page(), (still_page("T", "I", [], {}), page._policy("'none'"))):
+    for text, policy in (live_page(), (still_page("T", "I", [], {}), page.policy_of("'none'"))):
         assert policy in text
         bodies = dict(read(text).scripts)
         for kind in ("script", "style"):

@@ -168,7 +168,7 @@ class Quotas:
             for one in self._state.episodes.values():
                 if one.ended_at is None and (quota := self.of(one.opening.tenant)) is not None and quota.bytes:
                     self._metadata[one.id] = known[one.id] if one.id in known else _written(one)
-                    self._kept[one.opening.tenant] += _size(one) + self._metadata[one.id]
+                    self._kept[one.opening.tenant] += size_of(one) + self._metadata[one.id]
         return self._kept[tenant]
 
     def _refusal(self, what: str, name: str, wait_s: float) -> OverQuota:
@@ -187,7 +187,7 @@ def parse(table: Any) -> dict[str, Quota]:
         raise ValueError(error.message) from None
 
 
-def _size(episode: Episode) -> int:
+def size_of(episode: Episode) -> int:
     """Bytes of token ids, logprobs and notes."""
     notes = sum(len(one.note.encode("utf-8", "surrogatepass")) for one in episode.rewards.values() if one.note)
     return notes + episode.transcript.size()

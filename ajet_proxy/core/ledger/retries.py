@@ -64,20 +64,20 @@ class UnseenRequests:
         self.since = since
         self._since: dict[str, float] = {}
         """For single tenants."""
-        self._refused: Counter[tuple[str, str]] = Counter()
+        self.noted: Counter[tuple[str, str]] = Counter()
 
     def refused(self, name: tuple[str, str], at: float) -> None:
         """The request `name`, which is no retry, was not let in."""
-        self._refused[name] += 1
-        if len(self._refused) > MOST_NOTED:
+        self.noted[name] += 1
+        if len(self.noted) > MOST_NOTED:
             self.unread(at)
 
     def let_in(self, name: tuple[str, str]) -> None:
         """A retry of a refused request `name` is let in."""
-        if self._refused[name] <= 1:
-            del self._refused[name]
+        if self.noted[name] <= 1:
+            del self.noted[name]
         else:
-            self._refused[name] -= 1
+            self.noted[name] -= 1
 
     def unread(self, at: float, tenant: str | None = None) -> None:
         """Until `at` there may have been requests that nobody has read: of `tenant`, or of any if it is None."""
@@ -85,11 +85,11 @@ class UnseenRequests:
             self._since[tenant] = at
         else:
             self.since = at
-            self._refused.clear()
+            self.noted.clear()
             self._since.clear()
 
     def explains(self, name: tuple[str, str], episode: Episode | None) -> bool:
         """Tell whether the retry `name` may repeat an unseen request, in `episode` if that is known."""
-        if name in self._refused or episode is None:
-            return name in self._refused
+        if name in self.noted or episode is None:
+            return name in self.noted
         return episode.opening.at <= max(self.since, self._since.get(episode.opening.tenant, self.since))

@@ -74,7 +74,7 @@ class State:
         for room in (*self.rooms().values(), life, calls):
             for kind, listener in _listeners(room):
                 listeners.setdefault(kind, []).append(listener)
-        self._listeners = listeners
+        self.listeners = listeners
 
     def rooms(self) -> dict[str, Any]:
         """Whatever keeps anything, by its name in a snapshot. Gates hear of a model before the weights know it."""
@@ -90,7 +90,7 @@ class State:
 
     def apply(self, event: ev.Event) -> None:
         """Take `event` as having happened."""
-        for listener in self._listeners[type(event)]:
+        for listener in self.listeners[type(event)]:
             listener(event)
         self.now = event.at if isinstance(event, ev.ProxyStarted) else max(self.now, event.at)
 

@@ -45,7 +45,7 @@ class JsonBody:
         self._most = most
         self._made_of: Counts | None = None
         if most is not None and self._text.lstrip(" \t\n\r").startswith("{") and _may_be_over(self._text, most):
-            self._made_of = _count((self._text,), most)
+            self._made_of = count((self._text,), most)
         try:
             self.fields: dict[str, Any] = load(self._text, deep=None).values
         except (ValueError, RecursionError) as error:
@@ -64,9 +64,9 @@ class JsonBody:
         if isinstance(told := self.fields.get(entries), list) and len(told) > most:
             raise too_large(f"{entries} has {len(told)} entries, and may have {most}", entries)
         if made_of is None and (escaped := text.count("\\u00")) and _may_be_over(text, most, escaped):
-            made_of = _count((text,), most)
+            made_of = count((text,), most)
         if made_of is not None:
-            _count(_arguments(self.fields), most, made_of)
+            count(_arguments(self.fields), most, made_of)
 
     def naming(self, model: str | None) -> dict[str, str]:
         """The field, as JSON text, that makes this a request for `model`; none if it is one, or if `model` is None."""
@@ -86,7 +86,7 @@ NAMES = 30
 VALUES = 200
 """So many values: entries of lists, and what stands under names."""
 _OPEN = "[{"
-_PIECE = 1 << 20
+PIECE = 1 << 20
 """Characters that are looked at together."""
 Counts = tuple[int, int, int, int]
 """Of objects and lists, names, values, and the quotes around texts."""
@@ -103,12 +103,12 @@ def _may_be_over(text: str, most: int, escaped: int = 0) -> bool:
     return opened > EACH * most or text.count(":") + escaped > NAMES * most or text.count(",") + opened > VALUES * most
 
 
-def _count(texts: Iterable[str], most: int, counted: Counts = (0, 0, 0, 0)) -> Counts:
+def count(texts: Iterable[str], most: int, counted: Counts = (0, 0, 0, 0)) -> Counts:
     """Count what the JSON `texts` are made of, added to what is `counted` already; `TooLarge` if it is over a limit.
     Each string is a name, a value or a whole text, such as arguments. So what is within the other limits has at most
     two quotes for each of these. What is no JSON may have any number, and each costs time."""
     opened, names, values, quotes = counted
-    for piece, quoted in (piece for text in texts for piece in _bare(text)):
+    for piece, quoted in (piece for text in texts for piece in bare(text)):
         inner = sum(map(piece.count, _OPEN))
         opened, names, values = opened + inner, names + piece.count(":"), values + inner + piece.count(",")
         quotes += quoted
@@ -121,11 +121,11 @@ def _count(texts: Iterable[str], most: int, counted: Counts = (0, 0, 0, 0)) -> C
     return opened, names, values, quotes
 
 
-def _bare(text: str) -> Iterator[tuple[str, int]]:
+def bare(text: str) -> Iterator[tuple[str, int]]:
     """`text` without its strings, piece by piece, each with the number of quotes in it that begin or end a string."""
     escape, inside = "", 0
-    for at in range(0, len(text), _PIECE):
-        piece = (escape + text[at : at + _PIECE]).replace("\\\\", "")
+    for at in range(0, len(text), PIECE):
+        piece = (escape + text[at : at + PIECE]).replace("\\\\", "")
         escape = "\\" if piece.endswith("\\") else ""  # it goes on in the next piece
         parts = piece.replace('\\"', "").split('"')
         yield "".join(parts[inside::2]), len(parts) - 1

@@ -147,7 +147,7 @@ class ResponseReading(Reader):
         self._outcome: Outcome = Lost(0, TRUNCATED)
         self._prompt: Any = None
         self._answer: Mapping[str, Any] | None = None
-        self._shown: list[Any] = []
+        self.shown: list[Any] = []
         self._begun = ""
         """The event with which the response began for the client, as JSON text."""
         self._open: list[Any] = []
@@ -160,7 +160,7 @@ class ResponseReading(Reader):
         """An event that adds to the open item, or could."""
         self._number: Any = None
         """The ``sequence_number`` of the last event; None if it is that of the `_delta`."""
-        self._put_in = 0
+        self.put_in = 0
         """The number of events of our own the client has."""
 
     @property
@@ -170,7 +170,7 @@ class ResponseReading(Reader):
     def usual(self, stream: bytes) -> tuple[list[bytes], int]:
         seen: list[bytes] = []
         at = 0
-        while not self.ended and not self._put_in and (found := _USUAL.match(stream, at)):
+        while not self.ended and not self.put_in and (found := _USUAL.match(stream, at)):
             if not is_utf8(found[0]):
                 break
             self._delta, self._number = found[0], None
@@ -193,7 +193,7 @@ class ResponseReading(Reader):
         if self.ended and kind in _TELLING:
             self.spoil(ENGINE_ERROR if kind == "response.failed" else CAPTURE_FAILED)
         elif kind == _ITEM:
-            self._shown.append(found.values.get("item"))
+            self.shown.append(found.values.get("item"))
         if kind in _DELTAS:
             rows = found.values.get("logprobs")
             self._events += max(1, len(rows) if isinstance(rows, list) else 0)
@@ -246,13 +246,13 @@ class ResponseReading(Reader):
             return False
 
     def leaving(self, event: bytes) -> bytes:
-        if not self._put_in:
+        if not self.put_in:
             return event
         try:
             (one,) = SseParser().feed(event)
             text = (one.data or b"").decode()
             found = scan(text)
-            moved = str(found.values[_NUMBER] + self._put_in)
+            moved = str(found.values[_NUMBER] + self.put_in)
             return one.with_data(splice(text, {found.spans[_NUMBER]: moved}).encode())
         except UNREADABLE:
             return event
@@ -271,11 +271,11 @@ class ResponseReading(Reader):
             event = {**delta, "delta": ""} | ({"logprobs": []} if "logprobs" in delta else {})
         else:
             event = json.loads(self._begun)
-            event["response"]["output"] = [*self._shown, *self._open]
+            event["response"]["output"] = [*self.shown, *self._open]
             event["type"] = _IN_PROGRESS
         if type(self._number) is int:
-            self._put_in += 1
-            event[_NUMBER] = self._number + self._put_in
+            self.put_in += 1
+            event[_NUMBER] = self._number + self.put_in
         text = json.dumps(event, separators=(",", ":"))
         return f"event: {event['type']}\ndata: {text}\n\n".encode()
 
@@ -317,7 +317,7 @@ class ResponseReading(Reader):
         except UNREADABLE:
             self._outcome = Lost(0, CAPTURE_FAILED)
         self.response_id = name = response.get("id")
-        self._answer = {"id": name, "output": response.get("output"), "shown": self._shown or None}
+        self._answer = {"id": name, "output": response.get("output"), "shown": self.shown or None}
         self.ended = True
 
 

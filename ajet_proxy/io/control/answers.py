@@ -46,7 +46,7 @@ class Answers:
             await asyncio.sleep(self._free_at - loop.time())
             began = loop.time()
             try:
-                written = _written(await self._desk.shown(answer))
+                written = in_pieces(await self._desk.shown(answer))
                 first, second = await self._next(written), await self._next(written)
             finally:
                 self._free_at = loop.time() + PAUSE * (loop.time() - began)
@@ -70,7 +70,7 @@ class Answers:
         return await asyncio.get_running_loop().run_in_executor(self._maker, next, pieces, None)
 
 
-def _written(body: Mapping[str, Any]) -> Iterator[bytes]:
+def in_pieces(body: Mapping[str, Any]) -> Iterator[bytes]:
     """`body` as JSON, in pieces of some `PIECE` characters, or of one item of its iterators if that is more."""
     text = "{"
     for place, (name, value) in enumerate(body.items()):

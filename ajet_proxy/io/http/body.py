@@ -89,7 +89,7 @@ async def read(http: web.Request, *, max_body: int, limit_s: float, budget: Memo
         http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     parts, size, done = [], 0, False
     try:
-        async with asyncio.timeout(limit_s), contextlib.aclosing(_pieces(http, codings, max_body)) as pieces:
+        async with asyncio.timeout(limit_s), contextlib.aclosing(pieces_of(http, codings, max_body)) as pieces:
             async for piece in pieces:
                 parts.append(piece)
                 size += len(piece)
@@ -105,7 +105,7 @@ async def read(http: web.Request, *, max_body: int, limit_s: float, budget: Memo
     return b"".join(parts)
 
 
-async def _pieces(http: web.Request, codings: Sequence[str], max_body: int) -> AsyncGenerator[bytes]:
+async def pieces_of(http: web.Request, codings: Sequence[str], max_body: int) -> AsyncGenerator[bytes]:
     """The body as it comes, without its `codings`; the last of them was put on last."""
     layers, since = [Unpacking(coding, max_body) for coding in reversed(codings)], monotonic()
     async for part in http.content.iter_any():

@@ -44,11 +44,11 @@ def listening(config: Config) -> ssl.SSLContext | None:
     named = (config.tls_cert, config.tls_key, config.tls_client_ca)
     files = WatchedFiles("the certificate stays as it was", filter(None, named), logger.error)
     files.take(lambda: None)
-    secured = current = _context(config)
+    secured = current = context_of(config)
 
     def choose(connection: ssl.SSLObject, _name: str | None, _context_now: ssl.SSLContext) -> None:
         nonlocal current
-        if (changed := files.take(lambda: _context(config))) is not None:
+        if (changed := files.take(lambda: context_of(config))) is not None:
             current = changed
             logger.info("took up the changed certificate %s", config.tls_cert)
         connection.context = current
@@ -57,7 +57,7 @@ def listening(config: Config) -> ssl.SSLContext | None:
     return secured
 
 
-def _context(config: Config) -> ssl.SSLContext:
+def context_of(config: Config) -> ssl.SSLContext:
     assert config.tls_cert is not None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:

@@ -335,14 +335,14 @@ async def _stay_outside(server: Server, host: str, port: int) -> None:
         server.error = "no such host"
         return
     addresses = [str(item[4][0]) for item in found]
-    public = next((address for address in addresses if _is_public(address)), None)
+    public = next((address for address in addresses if is_public(address)), None)
     if public is None:
         server.error = "it has no public address, and callers from other machines reach no others through this proxy"
     else:
         server.address = (public, port)
 
 
-def _is_public(address: str) -> bool:
+def is_public(address: str) -> bool:
     found = ipaddress.ip_address(address.partition("%")[0])
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return (mapped or found).is_global and not (mapped or found).is_multicast

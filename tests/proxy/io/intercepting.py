@@ -140,9 +140,10 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def intercepting(
-    directory: Path, mode: str = "regular", *, host: str = "127.0.0.1", needs_key: bool = False
+    directory: Path, mode: str = "regular", *, host: str = "127.0.0.1", needs_key: bool = False,
+    to: tuple[str, int] | None = None,
 ) -> AsyncIterator[Running]:
-    """An interceptor in `mode`, listening at `host` (the kind ``local:…`` listens nowhere)."""
+    """An interceptor in `mode`, listening at `host` (the kind ``local:…`` listens nowhere). It leads `to` the front."""
     tunnels = Tunnels(HOSTS, authenticate=lambda key: KEYS.authenticate(key, time.time()), needs_key=needs_key)
     front = Front(tunnels)
     app = web.Application(middlewares=[error_middleware, tunnels.guard()])
@@ -154,7 +155,7 @@ async def intercepting(
     port, metrics = free_port(), Metrics()
     modes = [split_mode(mode if ":" in mode else f"{mode}@{host}:{port}")]
     interceptor = Interceptor(directory=directory, modes=modes, tunnels=tunnels, metrics=metrics)
-    await interceptor.start(front.address)
+    await interceptor.start(to or front.address)
     running = Running(port, interceptor, metrics, front)
     try:
         yield running

@@ -155,7 +155,7 @@ async def test_one_that_is_gone_however_often_it_joins_is_no_endless_loop(stub: 
         forget(stub)
         raise errors.Conflict("it is gone", code="client_gone")
 
-    stub._open = gone  # type: ignore[method-assign]
+    stub.open_episode = gone  # type: ignore[method-assign]
     results = await aio.run(rewarding, ["a"], repeat=1)
     assert [item.outcome for item in results] == ["failed"]
     assert len(set(opened)) == membership.OPENINGS
@@ -267,7 +267,7 @@ class Asked:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.member = Membership(Target("http://127.0.0.1:9"), routes.Join("mine", None, None, 30.0))
         self.begun, self.fails = threading.Event(), threading.Event()
-        monkeypatch.setattr(self.member._client, "ask", self.ask)
+        monkeypatch.setattr(membership.Client, "ask", self.ask)
 
     async def ask(self, *_: Any, **__: Any) -> None:
         self.begun.set()

@@ -48,14 +48,15 @@ def test_any_name_of_a_program_may_play_a_data_set(
     assert code == 0 and "2 rewarded" in out, err
 
 
-def test_a_line_is_as_quick_after_thousands_of_others() -> None:
+def test_a_line_is_as_quick_after_thousands_of_others(capsys: pytest.CaptureFixture[str]) -> None:
     shown, item = Screen("mine", None, named=False), RunResult("t", 0, "e", "rewarded", 1.0, None, 1.0)
     shown.progress(Progress(1, 10_000))
     first = steps(lambda: shown.result(item))
     for _ in range(1000):
         shown.result(item)
     assert steps(lambda: shown.result(item)) < 2 * first
-    assert shown._known().done == 1003
+    shown.show_progress()
+    assert "1003 of 10000 played" in capsys.readouterr().err
 
 
 def test_a_data_set_has_a_line_for_each_rollout(ajet: Ajet, stub: ControlStub, tasks: str) -> None:

@@ -156,14 +156,14 @@ async def test_an_interrupt_waits_for_no_call(stub: ControlStub, error: BaseExce
 async def test_a_rewarded_episode_of_which_the_world_left_nothing_is_played_again(
     losing: ControlStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    move = losing._move
+    move = losing.move
 
     def ends(record: dict[str, Any], state: str, reason: str | None = None) -> None:
         nothing = state == "ready"
         move(record, "discarded" if nothing else state, "incomplete_call" if nothing else reason)
         record["detail"] = "engine_error"
 
-    monkeypatch.setattr(losing, "_move", ends)
+    monkeypatch.setattr(losing, "move", ends)
     first, second = await aio.run(agent(gives=0.25), ["t"], repeat=1, retries=1)
     assert (told(first), first.again, second.again) == (WORLD, True, False)
     assert first.reason == "discarded by the proxy: incomplete_call (engine_error)"

@@ -24,7 +24,8 @@ class File:
     def __init__(self, folder: Path) -> None:
         self.path, self.said = folder / "run.toml", list[str]()
         self.write()
-        self.live = Live(self.path, lambda: load(str(self.path)), self.said.append)
+        self.load = lambda: load(str(self.path))
+        self.live = Live(self.path, lambda: self.load(), self.said.append)
 
     def write(
         self, trainer: str = "groups = 4", verl: str = f"{LEARNING_RATE} = 1e-5\na.b = 1", mix: str = ""
@@ -76,7 +77,7 @@ def test_a_change_that_could_not_be_read_is_read_at_the_next_look(
 
     file.write("groups = 8")
     with monkeypatch.context() as patch:
-        patch.setattr(file.live, "_read", fails)
+        patch.setattr(file, "load", fails)
         assert file.live(START) is file.live(START) is START
     assert file.said == ["the configuration stays as it is: cannot read run.toml: Too many open files"]
     assert file.live(START) == replace(START, groups=8)

@@ -157,7 +157,7 @@ def test_the_answers_of_calls_that_nothing_goes_on_from_are_forgotten() -> None:
     assert isinstance(found, Known) and found.call == "c2", "its answer has the place of the first"
     assert recall(memory, outlined(HELLO, {**SAID, "content": "ha"}, AGAIN)) == "unknown_history"
     memory.forget(["c2", "c3"])
-    assert len(memory) == len(memory._ends) == 0
+    assert vars(memory) == vars(Memory())
 
 
 def test_the_oldest_answers_are_forgotten_first() -> None:

@@ -115,7 +115,6 @@ def test_an_episode_that_takes_no_more_calls_is_continued_no_more() -> None:
     assert other != first
     rig.abort(other)
     assert rig.turn([USER, said("five"), USER], said("four")) not in (first, other)
-    assert not vars(rig.state.episodes.lineage)["_marks"].keys() & {first, other}
 
 
 def test_a_first_prompt_of_which_nothing_came_is_asked_again_in_its_episode() -> None:

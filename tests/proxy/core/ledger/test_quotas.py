@@ -113,8 +113,8 @@ def test_bytes_are_those_of_episodes_that_have_not_ended() -> None:
 
 def test_how_many_others_have_open_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither to count what a tenant has open, nor to add up its bytes again for each tenant."""
-    sizes, size = list[str](), quotas._size
-    monkeypatch.setattr(quotas, "_size", lambda episode: sizes.append(episode.id) or size(episode))
+    sizes, size = list[str](), quotas.size_of
+    monkeypatch.setattr(quotas, "size_of", lambda episode: sizes.append(episode.id) or size(episode))
     rig = Rig(others=Quota(episodes=3, bytes=1000))
     mine = [rig.open(tenant=tenant) for tenant in "abcabc"]
     assert sizes == []

@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 
+from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.presence import Presence
 from ajet_proxy.core.ledger.state import State
 from tests.kit.histories import everything, histories
@@ -48,7 +49,7 @@ class Pictured(LedgerRig):
         super().__init__(watch=True)
         self.pictures = list[str]()
 
-    def run(self, events: Sequence[ev.Event]) -> Sequence[ev.Event]:
+    def run(self, events: Sequence[Event]) -> Sequence[Event]:
         for event in events:
             super().run((event,))
             self.pictures.append(picture(self.state))
@@ -78,4 +79,4 @@ def test_whatever_happens_a_replay_is_what_the_state_was_at_each_moment(lived: P
 
 
 def test_every_event_is_understood() -> None:
-    assert set(State(SETTINGS)._listeners) == set(EVENT_KINDS)
+    assert set(State(SETTINGS).listeners) == set(EVENT_KINDS)

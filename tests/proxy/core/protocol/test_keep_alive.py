@@ -255,5 +255,5 @@ def test_a_response_that_waits_behind_a_piece_that_is_no_json_gets_a_comment(bad
 def test_an_event_that_has_no_number_leaves_as_it_is(event: bytes) -> None:
     reading = ResponseReading(Ask())
     assert reading.leaving(event) is event
-    reading._put_in = 1
+    reading.put_in = 1
     assert reading.leaving(event) is event

@@ -105,7 +105,7 @@ def test_names_and_values_count_wherever_they_are(value: Any, most: int, limit: 
 
 
 def bare(text: str) -> str:
-    return "".join(piece for piece, _ in extent._bare(text))
+    return "".join(piece for piece, _ in extent.bare(text))
 
 
 @given(value=json_values, piece=st.integers(1, 12))
@@ -113,7 +113,7 @@ def test_pieces_make_no_difference(value: Any, piece: int) -> None:
     """Not even those that end within an escape."""
     text = json.dumps({"a": {"b,": [1, ":", {"c\\": '"\\\\"'}]}, "d": "[", "e": value})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(extent, "_PIECE", piece)
+        patch.setattr(extent, "PIECE", piece)
         assert bare(text) == re.sub(r'"(\\.|[^"\\])*"', "", text)
 
 
@@ -148,7 +148,7 @@ def copied(text: str, work: Callable[[str], object]) -> int:
 @pytest.mark.parametrize("signs", ["\"", "\\\""], ids=["quotes", "escaped quotes"])
 def test_work_on_quotes_grows_with_their_number_and_no_faster(signs: str) -> None:
     text = '{"a":"' + "," * 2_000_001 + '","' + signs * 3_000_000
-    assert copied(text, lambda noted: extent._count((noted,), MAX_MESSAGES)) < 5 * len(text)
+    assert copied(text, lambda noted: extent.count((noted,), MAX_MESSAGES)) < 5 * len(text)
 
 
 def test_more_quotes_than_names_and_values_could_have_are_too_much() -> None:
@@ -187,7 +187,7 @@ def test_names_and_values_in_the_arguments_of_calls_count(written: Any, escaped:
 
 
 def test_a_request_that_cannot_be_too_large_is_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extent, "_bare", None)
+    monkeypatch.setattr(extent, "bare", None)
     assert refused({"messages": [USER] * MOST, "tools": [{}] * 30}) is None
 
 
@@ -200,9 +200,9 @@ def test_taking_apart_ends_where_it_is_too_much(monkeypatch: pytest.MonkeyPatch)
             pieces.append(piece)
             yield piece
 
-    apart = extent._bare
-    monkeypatch.setattr(extent, "_PIECE", 1000)
-    monkeypatch.setattr(extent, "_bare", seen)
+    apart = extent.bare
+    monkeypatch.setattr(extent, "PIECE", 1000)
+    monkeypatch.setattr(extent, "bare", seen)
     text = json.dumps({"tools": {str(name): name for name in range(100_000)}})
     assert "the body holds more than 300 names" in str(told(text))
     assert len(pieces) == text.index('"299"') // 1000 + 1
@@ -211,8 +211,8 @@ def test_taking_apart_ends_where_it_is_too_much(monkeypatch: pytest.MonkeyPatch)
 def test_a_text_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its calls' arguments are counted to what it is made of."""
     apart = []
-    bare = extent._bare
-    monkeypatch.setattr(extent, "_bare", lambda text: apart.append(text) or bare(text))
+    bare = extent.bare
+    monkeypatch.setattr(extent, "bare", lambda text: apart.append(text) or bare(text))
     call = {"function": {"name": "f", "arguments": json.dumps("," * 3000)}}
     fields = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
     text = json.dumps(fields)

@@ -266,10 +266,10 @@ def test_a_call_is_lost_by_what_contradicts_it_behind_the_end_and_by_nothing_els
     running = streaming(path=RESPONSES)
     running.feed(begin(0) + end(response([text(rows(-0.5, -1.0))])))
     assert running.release() and ids_of(running.outcomes) == [(5, 6)]
-    shown = list(running.reader._shown)
+    shown = list(running.reader.shown)
     running.feed(more)
     assert reasons(running.outcomes) == [reason] == [running.contradicted or "captured"]
-    assert running.reader._shown == shown, "nothing of it is kept"
+    assert running.reader.shown == shown, "nothing of it is kept"
 
 
 def test_a_prompt_that_changes_in_mid_stream_is_not_told_exactly() -> None:

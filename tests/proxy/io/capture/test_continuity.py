@@ -374,7 +374,7 @@ class Thinker(EngineStub):
 
     looks = True
 
-    async def _write(
+    async def write(
         self, request: Any, parts: Any, fault: Any, delay: float, content_type: str, length: int | None
     ) -> Any:
         given = (self.requests[-1].body.get("kv_transfer_params") or {}).get("prompt_token_ids") or ()
@@ -386,7 +386,7 @@ class Thinker(EngineStub):
             length = sum(map(len, parts))
         elif request.path == CHAT and not (seen and self.looks):
             parts = [part.replace(b'"delta":{"content":', b'"delta":{"reasoning":') for part in parts]
-        return await super()._write(request, parts, fault, delay, content_type, length)
+        return await super().write(request, parts, fault, delay, content_type, length)
 
 
 @pytest.mark.parametrize(
@@ -413,10 +413,10 @@ async def test_reasoning_in_the_exact_ids_must_not_mislead_the_engines_parser(
 class Nested(EngineStub):
     """An engine whose messages hold something deep."""
 
-    async def _write(self, request: web.Request, parts: Any, *how: Any) -> web.StreamResponse:
+    async def write(self, request: web.Request, parts: Any, *how: Any) -> web.StreamResponse:
         deep = b'{"more":' + b'{"a":' * 1200 + b"1" + b"}" * 1200 + b","
         whole = b"".join(parts).replace(b'"message":{', b'"message":' + deep)
-        return await super()._write(request, [whole], *how[:-1], len(whole))
+        return await super().write(request, [whole], *how[:-1], len(whole))
 
 
 async def test_an_answer_that_is_nested_too_deeply_to_be_known_again_is_captured_all_the_same() -> None:
@@ -432,11 +432,11 @@ async def test_an_answer_that_is_nested_too_deeply_to_be_known_again_is_captured
 class Odd(EngineStub):
     """An engine whose ``/tokenize`` renders otherwise than its routes."""
 
-    async def _tokenize(self, request: web.Request) -> web.Response:
+    async def tokenize(self, request: web.Request) -> web.Response:
         renderer = self.renderer
         self.renderer = lambda messages, tools: "today " + render(messages, tools)
         try:
-            return await super()._tokenize(request)
+            return await super().tokenize(request)
         finally:
             self.renderer = renderer
 

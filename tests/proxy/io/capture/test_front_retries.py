@@ -222,5 +222,5 @@ async def test_a_refused_request_of_a_long_name_costs_little_memory(front: Front
     for name in ("x", "y", "y"):
         answer = await send(front.url + CHAT, body=BODY | {"user": name * 1_000_000})
         assert answer.status == 503
-    noted = front.ledger_port._unseen._refused
+    noted = front.ledger_port._unseen.noted
     assert sorted(noted.values()) == [1, 2] and all(len(part) < 300 for name in noted for part in name)

@@ -59,9 +59,9 @@ class Curious(EngineStub):
     client: Client
     version: int
 
-    async def _resume(self, request: web.Request) -> web.Response:
+    async def resume(self, request: web.Request) -> web.Response:
         self.version = (await self.client.control("GET", "/status")).json["models"]["stub"]["policy_version"]
-        return await super()._resume(request)
+        return await super().resume(request)
 
 
 async def test_the_new_version_stands_before_a_frozen_engine_goes_on(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ async def test_the_new_version_stands_before_a_frozen_engine_goes_on(tmp_path: P
 class Busy(EngineStub):
     """An engine that is woken only when somebody has asked it something."""
 
-    async def _resume(self, request: web.Request) -> web.Response:
+    async def resume(self, request: web.Request) -> web.Response:
         await eventually(lambda: len(self.llm_requests()) == 1)
-        return await super()._resume(request)
+        return await super().resume(request)
 
 
 async def test_who_was_held_does_not_wait_until_an_engine_says_that_it_goes_on(
@@ -209,12 +209,12 @@ class Deaf(EngineStub):
         asyncio.get_running_loop().call_soon(request.transport.close)
         return web.Response(status=500)
 
-    async def _resume(self, request: web.Request) -> web.Response:
+    async def resume(self, request: web.Request) -> web.Response:
         self.refusals -= 1
         if self.refusals >= 0:
             await self._note(request)
             return web.Response(status=500)
-        return await super()._resume(request)
+        return await super().resume(request)
 
 
 async def test_an_engine_is_told_to_go_on_until_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ async def test_a_record_that_cannot_be_made_to_its_end_breaks_off(
         yield from (b"{", b" ")
         raise MemoryError
 
-    monkeypatch.setattr(answers, "_written", fails)
+    monkeypatch.setattr(answers, "in_pieces", fails)
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
         await client.chat("ep")
         with pytest.raises(aiohttp.ClientPayloadError):
@@ -99,7 +99,7 @@ def test_pieces_together_are_the_json_of_the_whole(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(answers, "PIECE", piece)
     for items in ([], [1], [{"a": [1, 2]}, None, "é" * 400]):
         body = {"first": iter(items), "plain": [1], "last": iter(items)}
-        written = list(answers._written(body))
+        written = list(answers.in_pieces(body))
         assert json.loads(b"".join(written)) == {"first": items, "plain": [1], "last": items}
         assert len(written) == (2 * len(items) + 1 if piece == 1 else 1 if piece > 500 else len(written))
 

@@ -54,8 +54,8 @@ class Odd(EngineStub):
 
     is_odd = False
 
-    def _rendered(self, body: dict[str, Any]) -> list[int]:
-        ids = super()._rendered(body)
+    def rendered(self, body: dict[str, Any]) -> list[int]:
+        ids = super().rendered(body)
         return [1, *ids] if self.is_odd and "max_tokens" not in body else ids
 
 

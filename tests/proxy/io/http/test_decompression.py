@@ -138,5 +138,5 @@ async def test_others_have_their_turn_while_nothing_comes_out() -> None:
 
     http: Any = SimpleNamespace(content=SimpleNamespace(iter_any=come))
     with turns_of_others() as turns, pytest.raises(BadRequest, match="its zstd ends too early"):
-        await anext(unpacking._pieces(http, ("zstd", "gzip"), 64 << 20))
+        await anext(unpacking.pieces_of(http, ("zstd", "gzip"), 64 << 20))
     assert turns() > 3

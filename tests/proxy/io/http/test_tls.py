@@ -182,7 +182,7 @@ async def test_files_that_could_not_be_read_are_read_at_the_next_handshake(
 
     site.renew(site.others.sign("renewed"), "cert", "key")
     with monkeypatch.context() as patch:
-        patch.setattr(tls, "_context", fails)
+        patch.setattr(tls, "context_of", fails)
         assert await site.lease() == 403
     assert await site.lease(site.others) == 403
 

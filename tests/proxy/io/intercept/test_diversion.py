@@ -221,17 +221,16 @@ async def test_an_https_proxy_address_works_too(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_leaves_closes_the_connection_to_the_front(tmp_path: Path) -> None:
-    async with intercepting(tmp_path / "ca") as running:
-        left, came = asyncio.Event(), asyncio.Event()
+    left, came = asyncio.Event(), asyncio.Event()
 
-        async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            came.set()
-            await reader.read()
-            left.set()
-            writer.close()
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set()
+        await reader.read()
+        left.set()
+        writer.close()
 
-        silent = await asyncio.start_server(wait, "127.0.0.1", 0)
-        running.interceptor._master.addons.get("nextlayer")._front = silent.sockets[0].getsockname()[:2]
+    silent = await asyncio.start_server(wait, "127.0.0.1", 0)
+    async with intercepting(tmp_path / "ca", to=silent.sockets[0].getsockname()[:2]) as running:
         connection = await running.tunnel("localhost", 443)
         await connection[1].start_tls(running.trusting(), server_hostname="localhost")
         await asyncio.wait_for(came.wait(), 300)
@@ -355,4 +354,4 @@ async def test_of_what_goes_by_udp_quic_alone_is_refused(port: int) -> None:
     ],
 )
 def test_what_is_a_public_address(address: str, public: bool) -> None:
-    assert diversion._is_public(address) is public
+    assert diversion.is_public(address) is public

@@ -41,7 +41,7 @@ class Other:
         self.alone = asyncio.Event()
 
     def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:
-        return self._answer(what, values)
+        return self.answer(what, values)
 
     def notified(self, what: str, values: Sequence[Any]) -> None:
         self.heard.append((what, *values))
@@ -49,7 +49,7 @@ class Other:
     def lost(self) -> None:
         self.alone.set()
 
-    async def _answer(self, what: str, values: Sequence[Any]) -> Any:
+    async def answer(self, what: str, values: Sequence[Any]) -> Any:
         self.heard.append((what, *values))
         if what == "raise":
             raise values[0]
@@ -119,7 +119,7 @@ async def test_messages_arrive_in_order_and_a_question_begins_at_once() -> None:
 ])  # fmt: skip
 async def test_an_error_crosses_as_what_it_is(error: AjetError) -> None:
     async with pair() as (here, other):
-        other._answer = lambda what, values: failing(error)  # type: ignore[method-assign]
+        other.answer = lambda what, values: failing(error)  # type: ignore[method-assign]
         with pytest.raises(type(error)) as caught:
             await here.ask("raise")
         assert vars(caught.value) == vars(error)
@@ -131,7 +131,7 @@ async def failing(error: Exception) -> None:
 
 async def test_a_defect_is_logged_here_and_no_more_than_a_defect_there(caplog: pytest.LogCaptureFixture) -> None:
     async with pair() as (here, other):
-        other._answer = lambda what, values: failing(ZeroDivisionError("secret"))  # type: ignore[method-assign]
+        other.answer = lambda what, values: failing(ZeroDivisionError("secret"))  # type: ignore[method-assign]
         with pytest.raises(AjetError) as caught:
             await here.ask("raise")
     assert caught.value.code == "internal_error" and "secret" not in str(caught.value)

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgpack
 import pytest
@@ -424,14 +425,14 @@ async def test_a_subscriber_that_falls_behind_is_let_go(store: Store) -> None:
     await store.commit(())
 
 
-async def test_progress_after_the_loop_has_ended_is_ignored(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    loop = asyncio.new_event_loop()
-    loop.close()
-    own, store._loop = store._loop, loop
-    store._on_progress()
-    store._loop = own
-    await store.close()
+def test_progress_after_the_loop_has_ended_is_ignored(tmp_path: Path) -> None:
+    made = Mock(side_effect=quick)
+
+    async def lives() -> None:
+        await Store.open(tmp_path, SETTINGS, journal=made).close()
+
+    asyncio.run(lives())
+    made.call_args.args[1]()
 
 
 def touched(store: Store) -> list[Event]:
