@@ -21,6 +21,14 @@ EPISODE = "ep"
 EVENT_KINDS = tuple(EVENTS.values())
 
 
+def nested(levels: int = 100_000) -> Any:
+    """A list in a list, and so on."""
+    made: Any = []
+    for _ in range(levels):
+        made = [made]
+    return made
+
+
 def make_call(
     name: str, prompt: Sequence[int], sampled: Sequence[int], *, at: float = 0.0, model: str = "m", agent: str = "",
     episode: str = EPISODE, version: int = 1, versions: Sequence[tuple[int, int]] | None = None,

@@ -17,6 +17,7 @@ from ajet_sdk.bodies import check_episode, check_id, parse, to_json
 from ajet_sdk.errors import BadRequest
 from tests.kit.pages import bounds_table
 from tests.kit.source import ROOT
+from tests.kit.strategies import nested
 
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -84,13 +85,6 @@ def test_what_is_read_can_be_stored(body: Any) -> None:
     read = to_json(parse(type(body), to_json(body)))
     json.dumps(read, ensure_ascii=False, allow_nan=False).encode()
     msgpack.packb(read)
-
-
-def nested(depth: int) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = [value]
-    return value
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from ajet_proxy.core.conversation.said import Said
 from ajet_proxy.core.protocol.routes import CAPTURED
 from tests.kit.steps import own_s
+from tests.kit.strategies import nested
 
 USER, MODEL = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
 
@@ -73,7 +74,4 @@ def test_dialects_say_the_same() -> None:
 
 
 def test_what_is_nested_too_deeply_has_a_key_all_the_same() -> None:
-    deep: Any = []
-    for _ in range(100_000):
-        deep = [deep]
-    assert said("/v1/completions", prompt=deep).key.startswith("other:0:")
+    assert said("/v1/completions", prompt=nested()).key.startswith("other:0:")

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.conversation.history import ChatHistory, ResponseHistory, packed, text_of
+from tests.kit.strategies import nested
 from tests.proxy.core.conversation.histories import history_of
 
 
@@ -121,12 +122,9 @@ def test_words_do_not_depend_on_whether_text_is_wanted(said: list[Any]) -> None:
 
 
 def test_what_cannot_be_told_at_one_level_may_be_told_at_the_other() -> None:
-    deep: Any = []
-    for _ in range(100_000):
-        deep = [deep]
     answer = {"role": "assistant", "content": "a"}
-    nested = chat([answer, {"role": "user", "content": "b", "more": deep}, answer])
-    assert not nested.exact and len(list(nested.beginnings(()))) == 2
+    deep = chat([answer, {"role": "user", "content": "b", "more": nested()}, answer])
+    assert not deep.exact and len(list(deep.beginnings(()))) == 2
     wordless = chat([answer, {"role": "user", "content": 7}, answer])
     assert wordless.exact and list(wordless.beginnings(())) == [] == list(wordless.after(answer, None))
     unread = history_of(ResponseHistory, {"input": [answer, {"type": "item_reference", "id": "m"}]})

@@ -24,18 +24,6 @@ def test_silence_discards_an_open_episode(rig: LedgerRig) -> None:
     assert [rig.state_of(name) for name in (busy, alive)] == ["open", "discarded"]
 
 
-def test_nobody_is_silent_while_the_gate_is_closed(rig: LedgerRig) -> None:
-    episode = rig.open()
-    rig.gate_close()
-    rig.at += 500
-    assert rig.expire() == ()
-    rig.gate_open(1)
-    rig.at += 99
-    assert rig.expire() == ()
-    rig.later(1)
-    assert rig.state_of(episode) == "discarded"
-
-
 def test_an_episode_that_is_too_old_is_discarded_whatever_it_does(rig: LedgerRig) -> None:
     episode, ended = rig.open(), rig.open()
     rig.begin(episode)
@@ -69,11 +57,6 @@ def test_a_clock_that_was_set_back_over_a_restart(rig: LedgerRig) -> None:
     rig.at -= 900
     rig.restart()
     assert (rig.state.batches[batch].lease_until, rig.state.episodes[episode].opening.at) == (rig.at + 60.0, rig.at)
-    rig.at += 59
-    assert rig.expire() == ()
-    rig.later(41)
-    assert rig.state.batches[batch].state == "returned"
-    assert rig.state.episodes[episode].reason == "idle_timeout"
 
 
 @pytest.mark.parametrize("model", [None, "m"])

@@ -197,8 +197,9 @@ def test_lanes_have_room_by_their_shares(rig: LedgerRig) -> None:
     assert rig.full("x/1")
 
 
-def test_a_lane_of_which_every_group_is_discarded_lends_its_turns(rig: LedgerRig) -> None:
+def test_a_lane_of_which_every_group_is_discarded_lends_its_turns() -> None:
     """However much of it becomes ready: whoever solves every task would otherwise hold up all the others."""
+    rig = LedgerRig()
     rig.mix({"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
     ready(rig, "math", 9)
     for _ in range(29):

@@ -9,13 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from ajet_proxy.io.storage.journal import END_OF_SEGMENT, JournalDamaged, JournalGone, records, segments
+from ajet_proxy.io.storage.journal import END_OF_SEGMENT, Journal, JournalDamaged, JournalGone, records, segments
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk.errors import NotReady
 from tests.kit.ledger_rig import SETTINGS
 from tests.proxy.io.storage.test_journal import opened, until
 from tests.proxy.io.storage.test_store import quick, story
 from tests.proxy.serving import eventually
+
+
+def begun(data: Path) -> Journal:
+    """A journal that has written something."""
+    journal, _ = opened(data)
+    journal.append([b"before"])
+    until(lambda: journal.durable == 1)
+    return journal
 
 
 def moved(data: Path) -> None:
@@ -57,9 +65,7 @@ GONE = pytest.mark.parametrize("gone", [moved, removed, emptied, unlinked, repla
 @GONE
 @pytest.mark.parametrize("what", ["write", "end of segment", "nothing"])
 def test_it_is_noticed_with_and_without_a_write(tmp_path: Path, gone: Callable[[Path], None], what: str) -> None:
-    journal, _ = opened(tmp_path)
-    journal.append([b"before"])
-    until(lambda: journal.durable == 1)
+    journal = begun(tmp_path)
     gone(tmp_path)
     if what != "nothing":
         journal.append([b"after"] if what == "write" else [END_OF_SEGMENT])
@@ -74,9 +80,7 @@ def test_it_is_noticed_with_and_without_a_write(tmp_path: Path, gone: Callable[[
 
 @pytest.mark.parametrize("held", [[], [b"held"], [b"held", END_OF_SEGMENT, b"too"]])
 def test_put_back_it_goes_on_and_nothing_is_lost_or_doubled(tmp_path: Path, held: list[bytes]) -> None:
-    journal, _ = opened(tmp_path)
-    journal.append([b"before"])
-    until(lambda: journal.durable == 1)
+    journal = begun(tmp_path)
     moved(tmp_path)
     journal.append(held)
     until(lambda: journal.error is not None)
@@ -88,9 +92,7 @@ def test_put_back_it_goes_on_and_nothing_is_lost_or_doubled(tmp_path: Path, held
 
 
 def test_put_back_while_it_closes_it_is_whole(tmp_path: Path) -> None:
-    journal, _ = opened(tmp_path)
-    journal.append([b"before"])
-    until(lambda: journal.durable == 1)
+    journal = begun(tmp_path)
     moved(tmp_path)
     until(lambda: journal.error is not None)
     (tmp_path / "away").rename(tmp_path / "journal")
