@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ajet_trainer.config import Config
-from ajet_trainer.engines.http import EngineLost
+from ajet_trainer.engines import EngineLost
 from ajet_trainer.evaluation import Evaluation
 from ajet_trainer.learner import Learner
 from ajet_trainer.link import Link

@@ -25,9 +25,8 @@ from ajet_sdk.findings import Finding, fault, ok, warning
 from ajet_sdk.ports import listener
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import DEVICE, GPUS, NODES, Config, find_model
-from ajet_trainer.engines import same_model
+from ajet_trainer.engines import EngineLost, same_model
 from ajet_trainer.engines.attached import Attached, of_candidate, weights_parent
-from ajet_trainer.engines.http import EngineLost
 from ajet_trainer.link import Link
 
 HALF, FLOAT, TRAINED, SAVED = 2, 4, 16, 12

@@ -25,13 +25,11 @@ import httpx
 
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config, flatten
-from ajet_trainer.engines import http
-from ajet_trainer.engines.http import EngineLost, ask, asking, frozen, words
+from ajet_trainer.engines import EngineLost, each, vllm
+from ajet_trainer.engines.vllm import Vllm, words
 from ajet_trainer.engines.weights import PUSH_S
 
 RANK = "actor_rollout_ref.model.lora_rank"
-LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-HOW = "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
 LOOK_S = 30.0
 
 
@@ -51,17 +49,17 @@ def apart(config: Config) -> bool:
 
 def _takes(url: str, name: str, key: str) -> bool:
     """True if the engine takes an adapter `name`; False where this is the name of a model of its own."""
-    with asking(url, LOOK_S, key) as engine:
+    with Vllm(url, LOOK_S, key) as engine:
         try:
-            own = [card["id"] for card in http.cards(engine) if not card.get("parent")]
+            own = [model for model, _, _ in engine.own_models()]
             if name in own:
                 return False
-            status = engine.post(LOAD, json={}).status_code
+            takes = engine.takes_adapters()
         except httpx.HTTPError as error:
-            raise EngineLost(f"the engine at {url} does not say what it serves: {words(error, HOW)}") from error
-    if status in (404, 405):
+            raise EngineLost(f"the engine at {url} does not say what it serves: {words(error)}") from error
+    if not takes:
         said = f"no model of the engine at {url}, which serves {', '.join(map(repr, own))}, and it takes no adapter of"
-        raise ConfigError(f"model_name = {name!r} is {said} that name: {HOW}", param="model_name")
+        raise ConfigError(f"model_name = {name!r} is {said} that name: {vllm.ADAPTERS}", param="model_name")
     return True
 
 
@@ -89,52 +87,48 @@ def forget(folder: Path) -> None:
 def load_into(urls: Sequence[str], name: str, folder: Path, timeout_s: float = PUSH_S, key: str = "") -> None:
     """Has every engine answer to `name` with the adapter in `folder`, all at once. Raises `EngineLost`; an engine that
     did not take it answers as before, or the message says that it cannot."""
-    http.each(urls, lambda url: _load(url, name, folder, timeout_s, key))
+    each(urls, lambda url: _load(url, name, folder, timeout_s, key))
 
 
 def _load(url: str, name: str, folder: Path, timeout_s: float, key: str) -> None:
-    with asking(url, timeout_s, key) as engine:
-        if frozen(engine):
+    with Vllm(url, timeout_s, key) as engine:
+        if engine.frozen():
             said = "is frozen, and its calls would go on with the old adapter: serve with gate_mode = drain"
             raise EngineLost(f"the engine at {url} {said}")
         before = None
         try:
-            before = _folder_of(engine, name)
+            before = engine.folder_of(name)
             if before is not None:
-                ask(engine, UNLOAD, {"lora_name": name})
-            ask(engine, LOAD, {"lora_name": name, "lora_path": str(folder)})
+                engine.unload_adapter(name)
+            engine.load_adapter(name, str(folder))
         except httpx.HTTPError as error:
-            said = f"the engine at {url} did not take the adapter: {words(error, HOW)}"
-            if before is not None and (lacks := _give_back(engine, name, before, min(http.WAKE_S, timeout_s))):
+            said = f"the engine at {url} did not take the adapter: {words(error)}"
+            if before is not None and (lacks := _give_back(engine, name, before, min(vllm.WAKE_S, timeout_s))):
                 said += f"; nor has it the old one again ({lacks}): the next start of the trainer gives it one"
             raise EngineLost(said) from error
 
 
-def _give_back(engine: httpx.Client, name: str, folder: str, patience_s: float) -> str:
+def _give_back(engine: Vllm, name: str, folder: str, patience_s: float) -> str:
     """Has the engine answer to `name` with the adapter in `folder` again. Returns what is wrong if it does not."""
 
     def given() -> str:
-        if _folder_of(engine, name) is None:
-            ask(engine, LOAD, {"lora_name": name, "lora_path": folder})
+        if engine.folder_of(name) is None:
+            engine.load_adapter(name, folder)
         return ""
 
-    return http.again(given, patience_s)
+    return vllm.again(given, patience_s)
 
 
 def heal(urls: Sequence[str], name: str, folder: Path, key: str = "") -> list[str]:
     """The engines that had lost the adapter, because they were started again. They have it now. Raises `EngineLost`."""
     healed = []
     for url in urls:
-        with asking(url, LOOK_S, key) as engine:
+        with Vllm(url, LOOK_S, key) as engine:
             try:
-                lost = _folder_of(engine, name) != str(folder)
+                lost = engine.folder_of(name) != str(folder)
             except httpx.HTTPError:
                 continue  # `weights.dead_engine` tells what has died
         if lost:
             _load(url, name, folder, PUSH_S, key)
             healed.append(url)
     return healed
-
-
-def _folder_of(engine: httpx.Client, name: str) -> str | None:
-    return next((str(card.get("root")) for card in http.cards(engine) if card["id"] == name), None)

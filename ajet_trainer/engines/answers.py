@@ -2,53 +2,19 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 
 import httpx
 
 from ajet_trainer.agreement import Answer, difference, name_of, shown_by, tolerance
-from ajet_trainer.engines import http
-from ajet_trainer.engines.http import EngineLost
+from ajet_trainer.engines import EngineLost, each
+from ajet_trainer.engines.vllm import Vllm, words
 
 PROMPT = "In the beginning there were seven rivers, and the longest of them was called"
 TOKENS = 32
 """Of an answer. Longer ones would tell little more."""
 LOOK_S = 120.0
 """The time for an answer: an engine that has just been started compiles."""
-
-NEUTRAL = {
-    "temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0,
-    "frequency_penalty": 0,
-}  # fmt: skip
-"""So that no default of the engine counts."""
-
-
-def answer(engine: httpx.Client, model: str, prompt: Sequence[int], tokens: int) -> Answer:
-    """Has the engine go on greedily from the token ids `prompt`, for so many `tokens`. Nothing that it has computed
-    before is used for it. Raises `httpx.HTTPError`, and `ValueError` if it does not tell tokens and logprobs."""
-    salt = uuid.uuid4().hex
-    body = {"model": model, "return_token_ids": True, "cache_salt": salt, **NEUTRAL}
-    asked = {"prompt": list(prompt), "max_tokens": tokens, "ignore_eos": True, "logprobs": 5}
-    try:
-        choice = http.ask(engine, "/v1/completions", body | asked).json()["choices"][0]
-        told = choice["logprobs"]
-        made = Answer(
-            tuple(choice["token_ids"]), tuple(map(float, told["token_logprobs"])),
-            tuple(tuple(map(float, place.values())) for place in told.get("top_logprobs") or ()),
-        )
-    except (LookupError, TypeError, ValueError, AttributeError):
-        raise ValueError("/v1/completions does not tell token ids and logprobs") from None
-    if not made.ids or len(made.ids) != len(made.logprobs):
-        raise ValueError(f"/v1/completions tells {len(made.logprobs)} logprobs of {len(made.ids)} tokens")
-    whole = {"prompt": [*prompt, *made.ids], "max_tokens": 1, "prompt_logprobs": 0, "cache_salt": f"{salt}-again"}
-    with suppress(httpx.HTTPStatusError, LookupError, TypeError, ValueError):
-        found = http.ask(engine, "/v1/completions", body | whole).json()["choices"][0]["prompt_logprobs"][len(prompt) :]
-        made = made._replace(again=tuple(
-            float(place[str(token)]["logprob"]) for place, token in zip(found, made.ids, strict=True)
-        ))  # fmt: skip
-    return made
 
 
 def answers(urls: Sequence[str], model: str, prompt: Sequence[int], key: str) -> list[Answer]:
@@ -57,13 +23,13 @@ def answers(urls: Sequence[str], model: str, prompt: Sequence[int], key: str) ->
 
     def tell(url: str) -> None:
         try:
-            with http.asking(url, LOOK_S, key) as engine:
-                found[url] = answer(engine, model, prompt, TOKENS)
+            with Vllm(url, LOOK_S, key) as engine:
+                found[url] = engine.answer(model, prompt, TOKENS)
         except (httpx.HTTPError, ValueError) as error:
             said = f"does not answer as {model!r}, and so cannot be compared with the trainer"
-            raise EngineLost(f"the engine at {url} {said}: {http.words(error)}") from error
+            raise EngineLost(f"the engine at {url} {said}: {words(error)}") from error
 
-    http.each(urls, tell)
+    each(urls, tell)
     return [found[url] for url in urls]
 
 

@@ -20,8 +20,8 @@ import httpx
 
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config
-from ajet_trainer.engines import adapters, http, same_model, weights
-from ajet_trainer.engines.http import EngineLost
+from ajet_trainer.engines import EngineLost, adapters, same_model, weights
+from ajet_trainer.engines.vllm import ANSWER_S, Vllm, words
 
 
 class Attached:
@@ -90,18 +90,16 @@ class Attached:
         another than the others, or quantizes."""
         found = set()
         for url in self.urls:
-            with http.asking(url, http.ANSWER_S, self._key) as engine:
-                said = http.told(engine)
-            found.add(None if said.get("quantization") else said.get("dtype"))
-        one = found.pop() if len(found) == 1 else None
-        return one.removeprefix("torch.") if isinstance(one, str) else None
+            with Vllm(url, ANSWER_S, self._key) as engine:
+                found.add(engine.dtype())
+        return found.pop() if len(found) == 1 else None
 
     def _longest_of(self, url: str) -> int:
-        with http.asking(url, http.ANSWER_S, self._key) as engine:
+        with Vllm(url, ANSWER_S, self._key) as engine:
             try:
-                return max(int(card["max_model_len"]) for card in http.cards(engine) if card.get("max_model_len"))
-            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-                said = f"does not say how long rows may be: {http.words(error)}"
+                return max(int(length) for _, _, length in engine.own_models() if length)
+            except (httpx.HTTPError, ValueError, TypeError) as error:
+                said = f"does not say how long rows may be: {words(error)}"
                 raise EngineLost(f"the engine at {url} {said}") from error
 
     def _started_again(self) -> list[str]:

@@ -18,14 +18,11 @@ from typing import Any, NamedTuple
 import httpx
 
 from ajet_trainer.config import NAME, Config, check
-from ajet_trainer.engines import http
-from ajet_trainer.engines.http import EngineLost, asking, cards, words
+from ajet_trainer.engines import EngineLost, vllm
+from ajet_trainer.engines.vllm import UNTOLD, Vllm, words
 
 LOOK_S = 30.0
-IS_VLLM = "is there a vLLM?"
 UNREADABLE = (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError)
-UNTOLD = "default"
-"""The version of its weights that vLLM tells until it is told another."""
 SHAPE = (
     "model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
     "vocab_size", "num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size",
@@ -41,13 +38,6 @@ class Served(NamedTuple):
     version: str | None = None
 
 
-def served(engine: httpx.Client) -> Served:
-    """Raises `httpx.HTTPError`. Adapters are not an engine's own."""
-    mine = (card for card in cards(engine) if not card.get("parent"))
-    own = sorted((str(card["id"]), str(card.get("root")), card.get("max_model_len")) for card in mine)
-    return Served(tuple(own), http.version_of(engine))
-
-
 def as_served(config: Config, say: Callable[[str], None]) -> Config:
     """`config` with the name of the only model that its engines serve, where it names none itself. A line says so. An
     adapter has a name of its own. Raises `ConfigError` for a name that cannot be."""
@@ -55,8 +45,8 @@ def as_served(config: Config, say: Callable[[str], None]) -> Config:
     if config.model_name != NAME or config.adapts:
         return config
     for url in config.engine_urls:
-        with suppress(*UNREADABLE), asking(url, http.ANSWER_S, config.engine_key) as engine:
-            names.add(tuple(name for name, _, _ in served(engine).models))
+        with suppress(*UNREADABLE), Vllm(url, vllm.ANSWER_S, config.engine_key) as engine:
+            names.add(tuple(name for name, _, _ in engine.own_models()))
     if len(names) != 1 or len(only := next(iter(names))) != 1 or only[0] == NAME:
         return config
     say(f"model_name = {only[0]!r}: the engine serves it alone, and the configuration names none")
@@ -103,31 +93,26 @@ def fault(wanted: Config, own: Mapping[str, Any], says: Served, its: Mapping[str
     return None
 
 
-def _takes_weights(engine: httpx.Client, url: str) -> None:
-    """Raises `EngineLost` for an engine that was started without the routes that take whole weights."""
-    with suppress(httpx.TransportError):  # one that has gone meanwhile is found by the next look
-        if engine.get("/is_paused").status_code == 404:
-            raise EngineLost(f"the engine at {url} takes no weights: {http.DEV_MODE}")
-
-
 def look(config: Config, before: Mapping[str, Served]) -> dict[str, Served]:
     """Asks each engine of `config` what it serves. Raises `EngineLost` for one that serves another model than `before`,
     or, if it was not looked at before, than that of `config`. One that does not answer is left out."""
     own, found = config_of(config.model), dict[str, Served]()
     for url in config.engine_urls:
-        with asking(url, LOOK_S, config.engine_key) as engine:
+        with Vllm(url, LOOK_S, config.engine_key) as engine:
             try:
-                says = found[url] = served(engine)
+                says = found[url] = Served(engine.own_models(), engine.version())
             except (httpx.TransportError, ValueError, LookupError, TypeError, AttributeError):
                 continue
             except httpx.HTTPError as error:
-                raise EngineLost(f"the engine at {url} does not say what it serves: {words(error, IS_VLLM)}") from error
+                raise EngineLost(f"the engine at {url} does not say what it serves: {words(error)}") from error
             said = None
             if url not in before:
                 roots = (config_of(root) for _, root, _ in says.models)
                 said = fault(config, own, says, next(filter(None, roots), {}))
                 if said is None and config.model_name in (name for name, _, _ in says.models):
-                    _takes_weights(engine, url)
+                    with suppress(httpx.TransportError):  # one that has gone meanwhile is found by the next look
+                        if not engine.takes_weights():
+                            raise EngineLost(f"the engine at {url} takes no weights: {vllm.DEV_MODE}")
             elif says.models != before[url].models:
                 said = f"was started again with another model: it serves {named(says)}, and served {named(before[url])}"
         if said is not None:

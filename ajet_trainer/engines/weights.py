@@ -14,29 +14,20 @@ from pathlib import Path
 
 import httpx
 
-from ajet_trainer.engines import http
-from ajet_trainer.engines.http import EngineLost, asking, frozen, words
+from ajet_trainer.engines import EngineLost, each, vllm
+from ajet_trainer.engines.vllm import Vllm, words
 
-LOOK_S = 2.0
 PUSH_S = 1800.0
 """A push that takes longer has failed, and with it the run."""
+START_AGAIN = "start it again"
 
 
 def dead_engine(urls: Sequence[str]) -> str | None:
-    """A sentence about the first engine whose ``/health`` says that it is gone; None while all may be well.
-
-    A slow answer is no sign of death: an engine that loads weights may be too busy to answer.
-    """
+    """A sentence about the first engine that is dead; None while all may be well."""
     for url in urls:
-        try:
-            with asking(url, LOOK_S) as engine:
-                answer = engine.get("/health", timeout=LOOK_S)
-        except httpx.TimeoutException:
-            continue
-        except httpx.TransportError as error:
-            return f"the engine at {url} is gone ({error or type(error).__name__})"
-        if answer.status_code >= 500:
-            return f"the engine at {url} reports that it is dead (HTTP {answer.status_code})"
+        with Vllm(url, vllm.ANSWER_S) as engine:
+            if how := engine.dead():
+                return f"the engine at {url} {how}"
     return None
 
 
@@ -48,40 +39,39 @@ def load_into(urls: Sequence[str], folder: Path, version: int, timeout_s: float 
     is tied to the embedding keeps its old weights where the file leaves it out (measured with vLLM 0.31 on a CPU).
     Raises `EngineLost`. Each engine that was frozen is woken again in any case.
     """
-    http.each(urls, lambda url: _load(url, folder, version, timeout_s, key))
+    each(urls, lambda url: _load(url, folder, version, timeout_s, key))
 
 
 def _load(url: str, folder: Path, version: int, timeout_s: float, key: str) -> None:
     """An engine that the gate has frozen cannot forget what its calls use, and need not: calls that the proxy lets in
     later are salted. In any other nothing should be in flight, and it can forget at the latest once it is awake."""
-    patience_s, begun = min(http.WAKE_S, timeout_s), False
-    with asking(url, timeout_s, key) as engine:
-        by_gate = frozen(engine)
+    patience_s, begun = min(vllm.WAKE_S, timeout_s), False
+    with Vllm(url, timeout_s, key) as engine:
+        by_gate = engine.frozen()
         try:
             if not by_gate:
-                http.ask(engine, "/pause?mode=keep")  # between two tokens
+                engine.freeze()
             begun = True
-            how = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": timeout_s}
-            http.ask(engine, "/collective_rpc", how)
-            forgotten = http.forgets(engine, 0.0)
+            engine.reload(folder, timeout_s)
+            forgotten = engine.forgets(0.0)
         except httpx.HTTPError as error:
             said = f"the engine at {url} did not take the weights: {words(error)}"
-            half = f"; it may have taken a part of them: {http.START_AGAIN}" if begun else ""
-            if asleep := http.wake(engine, patience_s):
-                half = f"; nor does it continue ({asleep}): {http.START_AGAIN}"
+            half = f"; it may have taken a part of them: {START_AGAIN}" if begun else ""
+            if asleep := engine.wake(patience_s):
+                half = f"; nor does it continue ({asleep}): {START_AGAIN}"
             raise EngineLost(said + half) from error
         with suppress(httpx.HTTPError):  # an engine that knows no versions
-            http.ask(engine, "/update_weight_version", {"new_version": str(version)})
-        if asleep := http.wake(engine, patience_s):
+            engine.name_version(version)
+        if asleep := engine.wake(patience_s):
             said = "took the weights but does not continue"
-            raise EngineLost(f"the engine at {url} {said} ({asleep}): {http.START_AGAIN}")
+            raise EngineLost(f"the engine at {url} {said} ({asleep}): {START_AGAIN}")
         if not (forgotten or by_gate):
             _forget_awake(url, engine, patience_s)
 
 
-def _forget_awake(url: str, engine: httpx.Client, patience_s: float) -> None:
+def _forget_awake(url: str, engine: Vllm, patience_s: float) -> None:
     try:
-        fault = "" if http.forgets(engine, patience_s) else "calls that the proxy does not hold are using it"
+        fault = "" if engine.forgets(patience_s) else "calls that the proxy does not hold are using it"
     except httpx.HTTPError as error:
         fault = words(error)
     if fault:

@@ -100,18 +100,18 @@ def updates(proxy: str, engine: str, model: Path, folder: Path, count: int) -> l
 @contextmanager
 def noted() -> Iterator[dict[str, float]]:
     """The seconds of each request that the trainer's code makes to the engine, by path, while this is entered."""
-    from ajet_trainer.engines import http
+    from ajet_trainer.engines.vllm import Vllm
 
     seconds: dict[str, float] = {}
-    really = http.ask
+    really = Vllm._ask
 
-    def ask(engine: Any, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
+    def ask(engine: Vllm, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
         began = time.monotonic()
         answer = really(engine, path, body, timeout_s)
         seconds[path] = time.monotonic() - began
         return answer
 
-    with mock.patch.object(http, "ask", ask):
+    with mock.patch.object(Vllm, "_ask", ask):
         yield seconds
 
 

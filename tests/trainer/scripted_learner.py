@@ -15,7 +15,7 @@ from ajet_sdk.routes import Lease, SetMix
 from ajet_sdk.sample import Batch, BatchEpisode, Group
 from ajet_trainer.batch import Row, group_name
 from ajet_trainer.config import Config
-from ajet_trainer.engines.http import EngineLost
+from ajet_trainer.engines import EngineLost
 from ajet_trainer.sampling import Rule
 from tests.trainer.making import episode
 

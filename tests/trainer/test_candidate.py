@@ -11,7 +11,7 @@ import pytest
 
 from ajet_sdk.errors import NotFound
 from ajet_trainer.candidate import REFUSED, NotPromoted
-from ajet_trainer.engines.http import EngineLost
+from ajet_trainer.engines import EngineLost
 from ajet_trainer.evaluation import EVAL_QUIET_S, WAITS
 from ajet_trainer.step import Run
 from tests.trainer.scripted_learner import Killed

@@ -25,9 +25,8 @@ from ajet_trainer.backends.verl.rows import put_rows, trained
 from ajet_trainer.backends.verl.trainer import AjetTrainer
 from ajet_trainer.batch import Row
 from ajet_trainer.config import MINI_BATCH, Config
-from ajet_trainer.engines import answers
+from ajet_trainer.engines import EngineLost, answers
 from ajet_trainer.engines.attached import Attached
-from ajet_trainer.engines.http import EngineLost
 from ajet_trainer.engines.weights import dead_engine
 from ajet_trainer.run_folder import sync
 from ajet_trainer.sampling import Rule

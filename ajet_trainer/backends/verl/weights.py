@@ -21,7 +21,7 @@ import ray
 import torch
 from verl.checkpoint_engine.base import CheckpointEngineRegistry
 
-from ajet_trainer.engines.http import EngineLost
+from ajet_trainer.engines import EngineLost
 from ajet_trainer.engines.weights import PUSH_S
 
 BACKEND = "ajet_folder"

@@ -18,8 +18,8 @@ from ajet_trainer.backends.verl import settings, trainer
 from ajet_trainer.backends.verl.compared import logprobs_of
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
+from ajet_trainer.engines import EngineLost
 from ajet_trainer.engines.attached import Attached
-from ajet_trainer.engines.http import EngineLost
 from tests.kit.learner import forest_worker, old_logprobs, training_worker, verl_learner
 from tests.trainer.stub_engine import StubEngine, stub_engine
 

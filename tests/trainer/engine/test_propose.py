@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ajet_trainer.engines.http import EngineLost
+from ajet_trainer.engines import EngineLost
 from tests.kit.learner import verl_learner
 
 TREE: Any = SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=SimpleNamespace(optim=SimpleNamespace(lr=1.0))),

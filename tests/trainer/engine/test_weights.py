@@ -23,7 +23,7 @@ from ajet_trainer.backends.verl.backend import environment, listens
 from ajet_trainer.backends.verl.cluster import come_up
 from ajet_trainer.backends.verl.weights import SharedFolder, wait
 from ajet_trainer.backends.verl.worker import RUN_WORD, own_socket, run_word
-from ajet_trainer.engines.http import EngineLost
+from ajet_trainer.engines import EngineLost
 from ajet_trainer.engines.weights import forget
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config
-from ajet_trainer.engines import adapters, same_model
-from ajet_trainer.engines.http import EngineLost
+from ajet_trainer.engines import EngineLost, adapters, same_model
+from ajet_trainer.engines.vllm import Vllm
 from tests.kit.http_server import JsonServer, Say
 from tests.kit.ports import free_port
 from tests.trainer.stub_engine import LOAD, UNLOAD, StubEngine
@@ -136,7 +136,7 @@ def test_whenever_a_trainer_is_killed_its_engine_finds_what_it_was_told(
     engine: StubEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM may read the adapters that it was told of at any time, and ends if one is gone. The next start goes on."""
-    steps = ("begin", "mkdir", "finish", "_folder_of", "ask", "ask", "forget", "end")
+    steps = ("begin", "mkdir", "finish", "folder_of", "unload_adapter", "load_adapter", "forget", "end")
     left = [0]
 
     def instant(name: str, really: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,8 +159,11 @@ def test_whenever_a_trainer_is_killed_its_engine_finds_what_it_was_told(
         assert all(Path(folder).is_dir() for folder in engine.adapters.values())
 
     engine.watch = exists
-    for name in ("begin", "finish", "_folder_of", "ask", "forget"):
-        monkeypatch.setattr(adapters, name, instant(name, getattr(adapters, name)))
+    made: dict[Any, tuple[str, ...]] = {
+        adapters: ("begin", "finish", "forget"), Vllm: ("folder_of", "unload_adapter", "load_adapter"),
+    }
+    for place, name in ((place, name) for place, names in made.items() for name in names):
+        monkeypatch.setattr(place, name, instant(name, getattr(place, name)))
     for version in range(3 * len(steps)):
         left[0] = version % len(steps)
         try:

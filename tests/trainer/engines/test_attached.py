@@ -9,8 +9,8 @@ import pytest
 
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config
+from ajet_trainer.engines import EngineLost
 from ajet_trainer.engines.attached import Attached, attached, weights_folder
-from ajet_trainer.engines.http import EngineLost
 from tests.trainer.stub_engine import LOAD, StubEngine
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config, check, digest
-from ajet_trainer.engines import same_model
-from ajet_trainer.engines.http import EngineLost
+from ajet_trainer.engines import EngineLost, same_model
 from ajet_trainer.engines.same_model import Served, look, started_again
 from tests.kit.ports import free_port
 from tests.trainer.stub_engine import StubEngine, stub_engine

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_trainer.engines import http
-from ajet_trainer.engines.http import EngineLost
+from ajet_trainer.engines import EngineLost, vllm
 from ajet_trainer.engines.weights import dead_engine, load_into
 from tests.kit.ports import free_port
 from tests.trainer.stub_engine import StubEngine
@@ -66,7 +65,7 @@ def test_an_engine_that_takes_no_version_is_woken_all_the_same(engine: StubEngin
 def test_an_engine_that_does_not_take_them_is_woken_all_the_same(
     engine: StubEngine, tmp_path: Path, path: str, status: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "WAKE_S", 1.0)
+    monkeypatch.setattr(vllm, "WAKE_S", 1.0)
     engine.status[path] = status
     with pytest.raises(EngineLost, match=words):
         load_into([engine.url], tmp_path, 4, 3.0 if status < 0 else 300.0)
@@ -76,7 +75,7 @@ def test_an_engine_that_does_not_take_them_is_woken_all_the_same(
 def test_an_engine_that_neither_takes_them_nor_goes_on_is_said_to_need_a_start(
     engine: StubEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "WAKE_S", 1.0)
+    monkeypatch.setattr(vllm, "WAKE_S", 1.0)
     engine.status |= {"/collective_rpc": 500, "/resume": 500}
     said = r"did not take the weights: HTTP 500 .*; nor does it continue \(HTTP 500 from /resume: \): start it again"
     with pytest.raises(EngineLost, match=said):
@@ -98,7 +97,7 @@ def test_any_other_engine_is_asked_again_once_it_is_awake(
     load_into([engine.url], tmp_path, 4, 300.0)
     assert engine.asked[-3:] == ["/reset_prefix_cache"] * 3 and engine.asked.count("/reset_prefix_cache") == 4
     engine.busy = 1000
-    monkeypatch.setattr(http, "WAKE_S", 0.5)
+    monkeypatch.setattr(vllm, "WAKE_S", 0.5)
     with pytest.raises(EngineLost, match=r"keeps what the old ones computed, .* calls that the proxy does not hold"):
         load_into([engine.url], tmp_path, 5, 300.0)
     assert not engine.frozen and not any("reset_running_requests" in asked for asked in engine.asked)

@@ -3,84 +3,90 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
+import httpx
 import pytest
 
-from ajet_trainer.engines import http
+from ajet_trainer.engines import EngineLost, each
+from ajet_trainer.engines.vllm import Vllm
 from tests.trainer.stub_engine import StubEngine
 
 
-def test_what_follows_an_error_is_heard_although_the_server_has_closed_the_connection(engine: StubEngine) -> None:
+def test_what_follows_an_error_is_heard_although_the_server_has_closed_the_connection(
+    engine: StubEngine, tmp_path: Path
+) -> None:
     engine.status["/collective_rpc"] = 500
     for _ in range(20):
         engine.frozen = True
-        with http.asking(engine.url, 300.0) as asked:
-            with pytest.raises(http.httpx.HTTPStatusError):
-                http.ask(asked, "/collective_rpc")
-            assert http.wake(asked, 300.0) == ""
+        with Vllm(engine.url, 300.0) as asked:
+            with pytest.raises(httpx.HTTPStatusError):
+                asked.reload(tmp_path, 300.0)
+            assert asked.wake(300.0) == ""
         assert not engine.frozen
 
 
 def test_an_engine_is_told_to_go_on_until_it_says_that_it_does(engine: StubEngine) -> None:
     engine.deaf, engine.frozen = 3, True
-    with http.asking(engine.url, 300.0) as asked:
-        assert http.wake(asked, 300.0) == ""
+    with Vllm(engine.url, 300.0) as asked:
+        assert asked.wake(300.0) == ""
     assert engine.asked == ["/resume"] * 4 + ["/is_paused"] and not engine.frozen
 
 
 def test_an_engine_that_does_not_go_on_is_said_to_be_frozen(engine: StubEngine) -> None:
     engine.deaf, engine.frozen = 1000, True
-    with http.asking(engine.url, 300.0) as asked:
-        assert http.wake(asked, 0.5) == 'HTTP 500 from /resume: {"error": "not now"}'
+    with Vllm(engine.url, 300.0) as asked:
+        assert asked.wake(0.5) == 'HTTP 500 from /resume: {"error": "not now"}'
         engine.answer = lambda path, body: (200, {"is_paused": True})  # type: ignore[method-assign]
-        assert http.wake(asked, 0.5) == "it stays frozen"
+        assert asked.wake(0.5) == "it stays frozen"
 
 
 def test_an_engine_that_does_not_tell_is_taken_by_its_word(engine: StubEngine) -> None:
     engine.lacks, engine.frozen = {"/is_paused"}, True
-    with http.asking(engine.url, 300.0) as asked:
-        assert http.wake(asked, 300.0) == "" and not engine.frozen
+    with Vllm(engine.url, 300.0) as asked:
+        assert asked.wake(300.0) == "" and not engine.frozen
 
 
 def test_a_refusal_is_not_repeated(engine: StubEngine) -> None:
     engine.key = "sesame"
     start = time.monotonic()
-    with http.asking(engine.url, 300.0) as asked:
+    with Vllm(engine.url, 300.0) as asked:
         said = "HTTP 401 from /resume: it wants its API key: set AJET_UPSTREAM_KEY for the trainer, as for the daemon"
-        assert http.wake(asked, 600.0) == said
+        assert asked.wake(600.0) == said
     assert engine.asked == ["/resume"] and time.monotonic() - start < 300
 
 
 def test_the_engines_own_key_opens_it(engine: StubEngine) -> None:
     engine.key = "sesame"
-    with http.asking(engine.url, 300.0, "sesame") as asked:
-        assert http.wake(asked, 300.0) == ""
+    with Vllm(engine.url, 300.0, "sesame") as asked:
+        assert asked.wake(300.0) == ""
 
 
 def test_settings_are_waited_for_longer_than_what_needs_no_work() -> None:
     waits = list[float]()
 
-    def answer(request: http.httpx.Request) -> http.httpx.Response:
+    def answer(request: httpx.Request) -> httpx.Response:
         waits.append(request.extensions["timeout"]["read"])
-        return http.httpx.Response(200, json={"vllm_config": {"model_config": {"dtype": "float32"}}})
+        return httpx.Response(200, json={"vllm_config": {"model_config": {"dtype": "float32"}}})
 
-    with http.httpx.Client(base_url="http://e", transport=http.httpx.MockTransport(answer), timeout=1) as asked:
-        assert http.told(asked) == {"dtype": "float32"} and waits == [60.0]
+    with Vllm("http://e", 1.0) as asked:
+        asked._http = httpx.Client(base_url="http://e", transport=httpx.MockTransport(answer), timeout=1)
+        assert asked.dtype() == "float32" and waits == [60.0]
 
 
 def test_an_engine_forgets_once_nothing_uses_what_it_has_computed(engine: StubEngine) -> None:
     engine.busy = 2
-    with http.asking(engine.url, 300.0) as asked:
-        assert http.forgets(asked, 0.0) is False
-        assert http.forgets(asked, 300.0) is True
+    with Vllm(engine.url, 300.0) as asked:
+        assert asked.forgets(0.0) is False
+        assert asked.forgets(300.0) is True
         engine.busy = 1000
-        assert http.forgets(asked, 0.3) is False
+        assert asked.forgets(0.3) is False
 
 
 def test_all_that_failed_is_said(engine: StubEngine) -> None:
     def fail(url: str) -> None:
         if url != "c":
-            raise http.EngineLost(f"{url} is gone")
+            raise EngineLost(f"{url} is gone")
 
-    with pytest.raises(http.EngineLost, match=r"^a is gone; b is gone$"):
-        http.each(["a", "b", "c"], fail)
+    with pytest.raises(EngineLost, match=r"^a is gone; b is gone$"):
+        each(["a", "b", "c"], fail)
