@@ -15,9 +15,10 @@ import aiohttp
 from ajet_proxy.core.continuity.memory import Outline
 from ajet_proxy.core.continuity.responses import Responding
 from ajet_proxy.core.protocol import sampling
+from ajet_proxy.core.protocol.chat import CHAT
 from ajet_proxy.core.protocol.responses import RESPONSES
 from ajet_proxy.io.capture.pipeline import REFUSED
-from ajet_proxy.io.engines.vllm import over
+from ajet_proxy.io.engines.vllm import MODELS, over
 from ajet_proxy.io.engines.watch import changed
 from ajet_proxy.io.engines.watch import read as noted_engines
 from ajet_proxy.settings import Config
@@ -27,6 +28,7 @@ from ajet_sdk.untrainable import GIVES_LOGPROBS, GIVES_TOKEN_IDS
 CLOCK_SKEW_S = 30.0
 TESTED_VLLM = ((0, 31), (0, 33))
 """The vLLM releases, first and last, whose dialect was read or recorded for this proxy."""
+_SAID = [{"role": "user", "content": "Hi"}]
 _LESS: tuple[tuple[dict[str, bool], str, str], ...] = (
     ({"return_token_ids": True, "logprobs": False}, "logprobs", GIVES_LOGPROBS),
     ({"return_token_ids": False}, "return_token_ids", GIVES_TOKEN_IDS),
@@ -40,6 +42,7 @@ class EngineChecks:
 
     def __init__(self, session: aiohttp.ClientSession, url: str, config: Config) -> None:
         self._session, self._url, self._config, self._model = session, url, config, ""
+        self._engine = over(session, url)
         check = f"upstream {url}"
         self._ok, self._warning, self._fault = (partial(made, check) for made in (ok, warning, fault))
 
@@ -53,12 +56,12 @@ class EngineChecks:
     async def _examine(self) -> list[Finding]:
         if await self._is_proxy():
             return [self._fault("is an ajet-proxy and no engine", "give --upstream the engine's own address")]
-        status, models, date = await self._ask("/v1/models")
+        status, models, date = await self._ask(MODELS)
         if status == 401:
             return [self._fault("wants an API key", "set AJET_UPSTREAM_KEY to the engine's key")]
         names = [str(item.get("id")) for item in _list(models, "data")]
         if status != 200 or not names:
-            return [self._fault(f"GET /v1/models answered {status} without a model",
+            return [self._fault(f"GET {MODELS} answered {status} without a model",
                                 "is this an OpenAI-compatible server? --upstream is its base URL")]
         self._model = names[0]
         found = [self._ok(f"serves {', '.join(names)}"), *await self._same()]
@@ -71,7 +74,7 @@ class EngineChecks:
     async def _same(self) -> list[Finding]:
         """An engine that serves something else than when it was last given weights, or is frozen; if a proxy has noted
         that."""
-        now = await over(self._session, self._url).probe()
+        now = await self._engine.probe()
         before = noted_engines(Path(self._config.data_dir)).get(self._url)
         said = None if before is None else changed(before, {"models": now.models, "version": now.version})
         found = [] if said is None else [self._fault(
@@ -98,9 +101,8 @@ class EngineChecks:
         return [self._ok("its clock agrees with ours")]
 
     async def _version(self) -> Finding:
-        status, body = await self._told("/version")
-        version = body.get("version")
-        if status != 200 or not isinstance(version, str):
+        version = await self._engine.release()
+        if version is None:
             return self._warning("does not say it is vLLM (no /version)",
                                  "calls can be recorded only from an engine that gives token ids, such as vLLM")
         first, last = TESTED_VLLM
@@ -172,35 +174,32 @@ class EngineChecks:
         """History should go to the engine as exact ids (see `ajet_proxy.core.continuity.memory`). An engine that
         has no ``/v1/responses``, or answers it with no ids, has no history there to ask about."""
         off = "--continuity off to have this no longer looked for"
-        said = {"model": self._model, "messages": [{"role": "user", "content": "Hi"}]}
-        status, rendered = await self._told("/tokenize", said)
-        ids = rendered.get("tokens")
-        if status != 200 or not isinstance(ids, list) or not ids:
+        rendered = await self._engine.tokenize({"model": self._model, "messages": _SAID})
+        if rendered is None or not rendered.ids:
             return self._warning("its /tokenize renders no conversations: history goes as text, and may drift",
                                  f"use vLLM, or {off}")
-        ids = ids[:1] * 3
-        status, answer = await self._told("/v1/chat/completions", Outline.trial(self._model, ids))
-        if status != 200 or answer.get("prompt_token_ids") != ids:
+        ids = rendered.ids[:1] * 3
+        status, answer = await self._told(CHAT.path, Outline.trial(self._model, ids))
+        if status != 200 or Outline.prompt_in(answer) != ids:
             return self._warning("its chat route takes no prompt ids: history goes as text, and may drift",
                                  f"use a tested vLLM, or {off}")
         status, answer = await self._told(RESPONSES.path, Responding.trial(self._model, ids))
         told = Responding.prompt_in(answer)
-        if status in (400, 422) or told not in (None, tuple(ids)):
+        if status in (400, 422) or told not in (None, ids):
             return self._warning("its /v1/responses takes no prompt ids: history goes as text there",
                                  f"use a tested vLLM, or chat completions, or {off}")
         return self._ok("takes history as exact ids")
 
     async def _pause(self) -> Finding:
         how = "start vLLM with VLLM_SERVER_DEV_MODE=1"
-        if (await self._told("/is_paused"))[0] != 404:
+        if await self._engine.pausable():
             return self._ok("can be paused while weights change")
         if self._config.gate_mode == "pause":
             return self._fault("gate_mode is pause, but it has no /pause", f"{how}, or use --gate-mode drain")
         return self._warning("takes no weights of a trainer", f"{how}; for episodes alone it is well as it is")
 
     async def _chat(self, **more: Any) -> tuple[int, dict[str, Any]]:
-        body = {"model": self._model, "messages": [{"role": "user", "content": "Hi"}], "logprobs": True, **more}
-        return await self._told("/v1/chat/completions", body)
+        return await self._told(CHAT.path, {"model": self._model, "messages": _SAID, "logprobs": True, **more})
 
     async def _told(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
         """The status, and the JSON object; empty for anything else."""

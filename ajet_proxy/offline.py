@@ -9,6 +9,7 @@ Both print one sample a line, or with ``by`` one tree of an episode or of a grou
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -17,14 +18,14 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
-
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.trajectory.repair import Text, with_same_text
 from ajet_proxy.core.trajectory.samples import merge_calls
 from ajet_proxy.core.trajectory.timeline import Policy
+from ajet_proxy.io.engines.engine import FAILED
 from ajet_proxy.io.engines.upstream import base_url
+from ajet_proxy.io.engines.vllm import over, session
 from ajet_proxy.io.storage import snapshot
 from ajet_proxy.io.storage.archive import ArchiveFile, refuse_missing
 from ajet_proxy.io.storage.data_dir import refuse_lost
@@ -104,18 +105,17 @@ def _ended(sample: Sample, end: int) -> dict[str, Any]:
 
 @contextmanager
 def engine_text(url: str, key: str | None) -> Iterator[Text]:
-    """The text of token ids, from the ``/detokenize`` of the engine at `url`."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    with httpx.Client(base_url=base_url(url), headers=headers, timeout=60.0) as http:
+    """The text of token ids, as the engine at `url` gives it."""
 
-        def text(model: str, ids: Sequence[int]) -> str:
-            try:
-                told = http.post("/detokenize", json={"model": model, "tokens": ids}).raise_for_status().json()
-                return str(told["prompt"])
-            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-                raise AjetError(f"{url}/detokenize gives no text for model {model!r}: {error}") from error
+    async def text(model: str, ids: Sequence[int]) -> str:
+        try:
+            async with session(key, 60.0) as asking:
+                return await over(asking, base_url(url)).detokenize(model, ids)
+        except (*FAILED, ValueError) as error:
+            raise AjetError(f"{url} gives no text for model {model!r}: {error or 'no answer in time'}") from error
 
-        yield text
+    with asyncio.Runner() as runner:
+        yield lambda model, ids: runner.run(text(model, ids))
 
 
 def replay_lines(

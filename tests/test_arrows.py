@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ajet_proxy.core.protocol.routes import CAPTURED, CONTROL_ROUTES, OPEN_ROUTES
 from tests.kit.source import PACKAGES, ROOT, imports, modules, name_of, tops, tree, under
 
 EFFECTS = {
@@ -18,6 +19,12 @@ EFFECTS = {
 BACKENDS = "ajet_trainer.backends"
 HEAVY = {"ray", "safetensors", "tensordict", "torch", "transfer_queue", "transformers", "verl", "vllm"}
 PURE = modules("ajet_proxy/core")
+VLLMS = {*CAPTURED, *OPEN_ROUTES, *CONTROL_ROUTES, "/v1/models", "/is_paused", "/weight_info", "/server_info"}
+KNOW_VLLM = {
+    "ajet_proxy.core.protocol": "what agents ask", "ajet_proxy.io.capture.models": "a route of agents",
+    "ajet_proxy.io.engines.upstream": "signs of life", "ajet_proxy.io.engines.vllm": "all else",
+    "ajet_trainer.engines.vllm": "all of it",
+}
 DOOR_TO_AIOHTTP = Path("ajet_proxy/io/http/aiohttp_internals.py")
 PUBLIC_AIOHTTP = {"aiohttp", "aiohttp.web", "aiohttp.abc", "aiohttp.http_exceptions"}
 NOT_TO_BE_SUBCLASSED = {
@@ -125,6 +132,13 @@ def test_heavy_libraries_stay_with_the_backends(module: Path) -> None:
     if "backends" in module.parts:
         return
     assert not tops(module) & HEAVY
+
+
+@pytest.mark.parametrize("module", modules("ajet_proxy", "ajet_trainer"), ids=ids)
+def test_few_modules_name_a_route_of_vllm(module: Path) -> None:
+    words = (node.value for node in ast.walk(tree(module)) if isinstance(node, ast.Constant))
+    named = {route for word in words if isinstance(word, str) and (route := word.partition("?")[0]) in VLLMS}
+    assert not named or any(under(name_of(module), one) for one in KNOW_VLLM)
 
 
 @pytest.mark.parametrize("module", modules("ajet_trainer"), ids=ids)

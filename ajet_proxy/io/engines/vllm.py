@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 PAUSE: Final = "/pause?mode=keep&clear_cache=false"
 """Keeps what is computed for the calls in flight: vLLM would otherwise compute it all again before they go on."""
+MODELS: Final = "/v1/models"
+_PAUSED: Final = "/is_paused"
 UNTOLD: Final = "default"
 """vLLM's word on its weights until it is told their version."""
 AGENT: Final = "ajet-proxy"
@@ -45,9 +47,18 @@ class Vllm(Engine):
         self._ask, self._url = ask, url
 
     async def probe(self) -> Told:
-        models, paused, info = await asyncio.gather(*map(self._told, ("/v1/models", "/is_paused", "/weight_info")))
+        models, paused, info = await asyncio.gather(*map(self._told, (MODELS, _PAUSED, "/weight_info")))
         resume = f"POST {self._url}/resume" if _field(paused, "is_paused") is True else ""
         return Told(own_models(models), _field(info, "weight_version"), resume)
+
+    async def release(self) -> str | None:
+        """The release of vLLM that it is; None if it does not say that it is one."""
+        found = _field(await self._told("/version"), "version")
+        return found if isinstance(found, str) else None
+
+    async def pausable(self) -> bool:
+        """Tell whether it has the routes that change it."""
+        return (await self._ask("GET", _PAUSED, None))[0] != 404
 
     async def pause(self) -> None:
         await self._order(PAUSE)
@@ -56,7 +67,7 @@ class Vllm(Engine):
         """One that does not tell whether it is paused is taken by its word that it goes on."""
         await self._order("/resume")
         try:
-            status, raw = await self._ask("GET", "/is_paused", None)
+            status, raw = await self._ask("GET", _PAUSED, None)
             paused = status == 200 and _field(json.loads(raw), "is_paused") is True
         except (*FAILED, ValueError, RecursionError):
             paused = True
