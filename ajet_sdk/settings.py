@@ -13,6 +13,7 @@ The proxy's and the trainer's settings are both read here. Which values go toget
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -213,3 +214,16 @@ def toml(text: str) -> dict[str, Any]:
     else:
         from tomli import loads
     return loads(text)
+
+
+def toml_of(document: Mapping[str, Mapping[str, Any]]) -> str:
+    """`document` as the text of a TOML file."""
+    lines = []
+    for table, content in document.items():
+        lines += [f"[{table}]", *(f"{_toml(name)} = {_toml(value)}" for name, value in content.items())]
+    return "\n".join([*lines, ""])
+
+
+def _toml(value: Any) -> str:
+    """As JSON, in the form that TOML takes too: no character in two halves, and DEL escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -11,7 +11,7 @@ import click
 
 from ajet_sdk.output import run_command
 from ajet_trainer.config import SETTINGS, Config, load
-from ajet_trainer.runs.live import Live
+from ajet_trainer.live import Live
 
 
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -71,9 +71,9 @@ def serve(proxy: str, allow: str, name: str | None) -> None:
 
     The key is in AJET_TRAINER_KEY, of scope trainer. When it ends, its trainers save and end first.
     """
-    from ajet_trainer.runs.supervisor import serve as keep
+    from ajet_trainer import runs
 
-    keep(proxy, allow, name, os.environ, lambda line: click.echo(line, err=True))
+    runs.serve(proxy, allow, name, os.environ, lambda line: click.echo(line, err=True))
 
 
 @cli.command("install-service", context_settings={"ignore_unknown_options": True})
@@ -85,10 +85,10 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
 
     ARGUMENTS are the options of `serve`. Under the machine's systemd it runs as the user that owns the folder of runs.
     """
-    from ajet_trainer.runs import systemd
+    from ajet_trainer import runs
 
     given = serve.make_context("ajet-trainer serve", list(arguments)).params
-    systemd.install(given, user=user, only_print=only_print, env=os.environ, say=click.echo)
+    runs.install(given, user=user, only_print=only_print, env=os.environ, say=click.echo)
 
 
 @cli.command()

@@ -1,1 +1,7 @@
-"""Runs from afar: what may run on this host, who keeps it, and what is told of it. The command line alone asks here."""
+"""Runs from afar: what may run on this host, who keeps it, and what is told of it. The command line alone asks here.
+Nothing outside of this folder names a module of it but what stands here."""
+
+from ajet_trainer.runs.supervisor import serve
+from ajet_trainer.runs.systemd import install
+
+__all__ = ["install", "serve"]

@@ -156,19 +156,6 @@ def config_of(document: Mapping[str, Mapping[str, Any]]) -> Config:
     return check(Config(**ours, mix=mix, verl=dict(document["verl"])))
 
 
-def toml_of(document: Mapping[str, Mapping[str, Any]]) -> str:
-    """`document` as the text of a TOML file."""
-    lines = []
-    for table, content in document.items():
-        lines += [f"[{table}]", *(f"{_toml(name)} = {_toml(value)}" for name, value in content.items())]
-    return "\n".join([*lines, ""])
-
-
-def _toml(value: Any) -> str:
-    """As JSON, in the form that TOML takes too: no character in two halves, and DEL escaped."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def _plain(value: Any) -> bool:
     return isinstance(value, (bool, int, float)) or (isinstance(value, str) and _WORD.fullmatch(value) is not None)
 

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.errors import AjetError
-from ajet_sdk.settings import ConfigError
+from ajet_sdk.settings import ConfigError, toml_of
+from ajet_trainer import held
 from ajet_trainer.run_folder import LOCK, PRIVATE, put, read_json
-from ajet_trainer.runs import held
-from ajet_trainer.runs.allowed import Allowed, config_of, toml_of
+from ajet_trainer.runs.allowed import Allowed, config_of
 from ajet_trainer.runs.hidden import Hidden
 from ajet_trainer.runs.tails import last_line, log_after, metrics_after, phase_in
 

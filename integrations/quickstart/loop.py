@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk import Client
+from ajet_sdk.settings import toml_of
 from ajet_trainer.progress import timed
 from ajet_trainer.run_folder import read_json
-from ajet_trainer.runs.allowed import toml_of
 from integrations.quickstart import screen as show
 from integrations.quickstart.figures import PARTS
 from integrations.quickstart.plan import MODEL_NAME, Plan, task_of

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 
 from ajet_sdk.runs import LEARNING_RATE
-from ajet_trainer.runs import held
+from ajet_trainer import held
 from tests.kit.environment import clean
 from tests.kit.source import ROOT
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from ajet_sdk.output import say
 from ajet_sdk.runs import LEARNING_RATE
 from ajet_trainer.config import digest, load
+from ajet_trainer.live import Live
 from ajet_trainer.progress import Progress
 from ajet_trainer.run_folder import PRIVATE, put
-from ajet_trainer.runs.live import Live
 
 STEP_S = 0.02
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Settings, option, read_toml, toml
+from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Settings, option, read_toml, toml, toml_of
 from tests.kit.pages import table_of
 
 
@@ -126,3 +126,9 @@ def test_help_and_documentation_have_every_setting_with_its_default() -> None:
     assert "| `count` | `2` | How many. |\n" in table_of(SETTINGS)
     assert "| `loud` |  | Whether to shout. |\n" in table_of(SETTINGS)
     assert "`inner`" not in table_of(SETTINGS)
+
+
+def test_any_word_is_written_as_it_is(tmp_path: Path) -> None:
+    words = {"a": "/srv/\U0001f600/m\x7f", "b": 'quote " and \\ and \n', "é": "€"}
+    (tmp_path / "file.toml").write_text(toml_of({"table": words}))
+    assert read_toml(str(tmp_path / "file.toml")) == {"table": words}

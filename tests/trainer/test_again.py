@@ -13,7 +13,7 @@ import pytest
 SCRIPT = """
 import os, subprocess, sys
 from pathlib import Path
-ask = "import sys, pathlib; from ajet_trainer.runs.held import holder; print(holder(pathlib.Path(sys.argv[1])))"
+ask = "import sys, pathlib; from ajet_trainer.held import holder; print(holder(pathlib.Path(sys.argv[1])))"
 folder = Path(sys.argv[3]).parent / "run"
 print("held by", subprocess.run([sys.executable, "-c", ask, folder], capture_output=True, text=True).stdout.strip())
 sys.stdout.flush()
@@ -78,7 +78,7 @@ def test_it_begins_again_with_the_same_words_and_the_environment_of_its_start(tm
     (tmp_path / "run.toml").write_text(f'[trainer]\nmodel = "{tmp_path / "m"}"\nrun_dir = "{tmp_path / "run"}"\n')
     process = subprocess.Popen(
         [
-            *([sys.executable, "-m", "ajet_trainer.runs.held", str(tmp_path / "run"), "1"] if kept else ()),
+            *([sys.executable, "-m", "ajet_trainer.held", str(tmp_path / "run"), "1"] if kept else ()),
             sys.executable, "-c", SCRIPT, "run", "--config", str(tmp_path / "run.toml"), "groups=3",
         ],
         stdout=subprocess.PIPE, text=True,

@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from ajet_sdk.settings import toml_of
 from ajet_trainer.config import load
-from ajet_trainer.runs.allowed import toml_of
 from integrations.quickstart.guess import HIGHEST, LOWEST
 from integrations.quickstart.plan import MODEL_NAME, Plan, task_of
 

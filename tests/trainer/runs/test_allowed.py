@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.limits import check_name
 from ajet_sdk.runs import MAX_CONFIG, flat, literal, merged, restarts, tables
-from ajet_sdk.settings import ConfigError, read_toml
+from ajet_sdk.settings import ConfigError, toml_of
 from ajet_trainer.config import OF_THE_HOST, load
-from ajet_trainer.runs.allowed import KNOBS, Allowed, config_of, read, toml_of
+from ajet_trainer.runs.allowed import KNOBS, Allowed, config_of, read
 
 PROXY = "http://127.0.0.1:8484"
 LR = "actor_rollout_ref.actor.optim.lr"
@@ -132,12 +132,6 @@ def test_hostile_values_of_verls_keys(allowed: Allowed, verl: Any) -> None:
 def test_a_key_has_one_spelling(config: Any) -> None:
     with pytest.raises(BadRequest):
         flat(config)
-
-
-def test_any_word_of_the_host_is_written_as_it_is(tmp_path: Path) -> None:
-    words = {"a": "/srv/\U0001f600/m\x7f", "b": 'quote " and \\ and \n', "é": "€"}
-    (tmp_path / "file.toml").write_text(toml_of({"trainer": words}))
-    assert read_toml(str(tmp_path / "file.toml")) == {"trainer": words}
 
 
 def test_the_shares_of_lanes_come_from_afar(allowed: Allowed, tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from ajet_sdk.errors import BadRequest, Conflict, ProxyUnreachable
 from ajet_sdk.routes import Supervise
 from ajet_sdk.runs import LEARNING_RATE, flat, merged
 from ajet_sdk.settings import ConfigError
+from ajet_trainer import held
 from ajet_trainer.config import Config
 from ajet_trainer.run_folder import LOCK
-from ajet_trainer.runs import held
 from ajet_trainer.runs.allowed import read
 from ajet_trainer.runs.kept_run import found_in
 from ajet_trainer.runs.supervisor import Supervisor, environment, hidden_in

@@ -22,7 +22,7 @@ import httpx
 import pytest
 
 from ajet_sdk.runs import LEARNING_RATE as RATE
-from ajet_trainer.runs import held
+from ajet_trainer import held
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.source import ROOT
 

@@ -13,8 +13,8 @@ from ajet_sdk.routes import SetMix
 from ajet_sdk.runs import LEARNING_RATE, LIVE
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import SETTINGS, Config, check, digest, load
+from ajet_trainer.live import OURS, Live, differing, taken_up
 from ajet_trainer.mix import Mixture
-from ajet_trainer.runs.live import OURS, Live, differing, taken_up
 from tests.trainer.test_step import Setting
 
 START = check(Config(model="m", groups=4, verl={LEARNING_RATE: 1e-5, "a.b": 1}))

@@ -6,7 +6,7 @@ lock (record locks outlive an exec). Who asks for the lock is told the process t
 
 Invariant: of one run folder at most one process gets beyond this module.
 
-    python -m ajet_trainer.runs.held RUN_DIR STARTS PROGRAM ARGUMENT…
+    python -m ajet_trainer.held RUN_DIR STARTS PROGRAM ARGUMENT…
 """
 
 from __future__ import annotations

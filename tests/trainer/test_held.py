@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ajet_trainer import run_folder
-from ajet_trainer.runs import held
+from ajet_trainer import held, run_folder
 
 WAIT = "import sys, time; print('up', flush=True); time.sleep(900)"
 
 
 def launched(folder: Path, starts: int = 1) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "ajet_trainer.runs.held", str(folder), str(starts), sys.executable, "-c", WAIT]
+    command = [sys.executable, "-m", "ajet_trainer.held", str(folder), str(starts), sys.executable, "-c", WAIT]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
