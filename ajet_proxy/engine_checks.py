@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 
 from ajet_proxy.core.continuity.memory import Outline
-from ajet_proxy.core.continuity.responses import Responding
 from ajet_proxy.core.protocol import sampling
 from ajet_proxy.core.protocol.chat import CHAT
-from ajet_proxy.core.protocol.responses import RESPONSES
+from ajet_proxy.core.protocol.responses.dialect import RESPONSES
+from ajet_proxy.core.protocol.responses.outline import Responding
 from ajet_proxy.io.capture.pipeline import REFUSED
 from ajet_proxy.io.engines.vllm import MODELS, over
 from ajet_proxy.io.engines.watch import changed

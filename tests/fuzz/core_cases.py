@@ -14,13 +14,13 @@ from typing import Any
 
 from ajet_proxy.core.continuity.memory import Known, Memory, Outline, ended
 from ajet_proxy.core.conversation.history import marks_of
-from ajet_proxy.core.conversation.items import spoken
 from ajet_proxy.core.identity.headers import Headers
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.identity.ladder import identify
 from ajet_proxy.core.protocol.dialect import Dialect
 from ajet_proxy.core.protocol.exchange import Exchange, question
 from ajet_proxy.core.protocol.request import JsonBody
+from ajet_proxy.core.protocol.responses.items import spoken
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.call import Captured

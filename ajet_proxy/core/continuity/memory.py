@@ -3,7 +3,8 @@
 An engine renders history from text on each turn, and the tokens that it then reads can differ from what was sampled. A
 request may repeat exactly what a call was asked and what it answered. Then its prompt can be that call's own tokens,
 followed by the new messages (see `ajet_proxy.core.continuity.splice`). This module says which call that is, or why
-there is none, with a word of `Outcome`. Chats are read here, responses in `ajet_proxy.core.continuity.responses`.
+there is none, with a word of `Outcome`. Chats are outlined here. A
+dialect may outline its turns itself.
 
 Idea: a history is known by its fingerprint (`ajet_proxy.core.conversation.history`) at the level of text. A call is
 kept under the digest of its request and its answer. The next request is looked up by the digest of its own beginning,

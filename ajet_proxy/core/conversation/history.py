@@ -2,9 +2,8 @@
 
 Idea: messages one after another make a chain of digests. Each digest stands for everything said so far, and no words
 are kept. A later request continues an earlier one if its own history begins with what that one left behind. A chat's
-history is its messages. A response's history is its items, or the response before, if it names one. A text prompt's
-history is its text, and a token prompt's is its ids. Which of these a request has, its dialect says
-(`ajet_proxy.core.protocol.dialect`).
+history is its messages. A text prompt's history is its text, and a token prompt's is its ids. Which of these a request
+has, its dialect says (`ajet_proxy.core.protocol.dialect`), and a dialect may have one of its own.
 
 Two levels differ in what they forgive, because they answer two questions.
 
@@ -19,8 +18,7 @@ never change. There they are keyed by who asks (``scope``): equal histories of t
 no template could tell the two apart. So all text and structure counts, including spaces, reasoning and ids. Only what
 an engine reads alike is forgiven. A text equals a list with this one part. Null, empty and missing are equal, arguments
 are compared as JSON, and reasoning may have either of its two names. The name that a client signs the model's messages
-with is left out here and must be checked separately. Items count as the messages that the engine makes of them. These
-digests live in memory alone.
+with is left out here and must be checked separately. These digests live in memory alone.
 
 A level that cannot be told of a history is missing, whatever the other one says. Whether a timeline continues, and what
 of it is trained, is decided by token ids and not here.
@@ -39,12 +37,13 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Struct
 from msgspec.msgpack import Encoder
 
-from ajet_proxy.core.conversation.items import TEXTS, merged, messages_of
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.call import Captured
 
 SIZE, TEXT_SIZE = 12, 16
 """Bytes of a digest."""
+TEXTS = ("text", "input_text", "output_text")
+"""The types of a message's parts that are text."""
 PROBE = 4
 """Tokens of an answer to a probe, which may ask whether the model is there."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError)
@@ -117,7 +116,7 @@ class ChatHistory:
     def until(self, lengths: Iterable[int]) -> dict[int, str]:
         """The digests of the words of the first so many messages, as far as there are so many and they can be told."""
         there = (length for length in lengths if 0 < length <= len(self._said))
-        return {length: _keyed(self._said[length - 1], self._scope) for length in there}
+        return {length: keyed(self._said[length - 1], self._scope) for length in there}
 
     @property
     def length(self) -> int:
@@ -180,44 +179,7 @@ class ChatHistory:
         return (self._mark(words.digest(), ids.digest()),)
 
     def _mark(self, words: bytes, ids: bytes) -> Mark:
-        return Mark(f"chat:{_keyed(words, self._scope)}", firm=_keyed(ids, self._scope))
-
-
-class ResponseHistory(ChatHistory):
-    """The history of a response: that of the `previous` one, if the request names one, else its `items`. `spoken` are
-    these as messages, if the engine is known to read them so."""
-
-    def __init__(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> None:
-        said, instructions = request["input"], request.get("instructions")
-        self.items = [{"role": "user", "content": said}] if isinstance(said, str) else said
-        if not isinstance(self.items, list):
-            raise TypeError("no list of items")
-        self.previous = request.get("previous_response_id")
-        both = [messages_of(item) for item in self.items]
-        found = merged(text for _, text in both) if exact else None
-        self.spoken = found or []
-        system = [{"role": "system", "content": instructions}] if instructions else []
-        messages = [*system, *(one.message for one in self.spoken)]
-        self._begin(request, messages, scope, exact=found is not None)
-        for words in (*system, *(words for words, _ in both if words is not None)):
-            self._add_words(words)
-        for place, message in enumerate(messages):
-            self._add_text(place, message)
-
-    def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
-        return super().beginnings(lengths) if self.previous is None else iter((self._named(self.previous),))
-
-    def after(self, answer: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
-        named = (self._named(answer["id"]),)
-        said = [words for words, _ in map(messages_of, answer["output"]) if words is not None]
-        return named if self.previous is not None else named + self._marks_behind(said)
-
-    @property
-    def kind(self) -> str:
-        return "messages" if self.previous is None else f"messages behind {self._named(self.previous).key}"
-
-    def _named(self, response: Any) -> Mark:
-        return Mark(f"response:{_keyed(_utf8(str(response)), self._scope)}")
+        return Mark(f"chat:{keyed(words, self._scope)}", firm=keyed(ids, self._scope))
 
 
 class PromptHistory(Struct, frozen=True):
@@ -234,7 +196,7 @@ class PromptHistory(Struct, frozen=True):
         if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
             [prompt] = prompt
         is_text = isinstance(prompt, str)
-        return cls("text" if is_text else "ids", _utf8(prompt) if is_text else pack_tokens(prompt), scope)
+        return cls("text" if is_text else "ids", utf8(prompt) if is_text else pack_tokens(prompt), scope)
 
     @property
     def prompt(self) -> str:
@@ -262,8 +224,8 @@ class PromptHistory(Struct, frozen=True):
         if captured is not None and captured.token_ids:
             ends["ids"] = pack_tokens(captured.prompt_token_ids) + pack_tokens(captured.token_ids)
         if self.kind == "text" and answer.get("text"):
-            ends["text"] = self.said + _utf8(answer["text"])
-        return tuple(Mark(f"{kind}:{_keyed(end, self.scope)}", len(end)) for kind, end in ends.items())
+            ends["text"] = self.said + utf8(answer["text"])
+        return tuple(Mark(f"{kind}:{keyed(end, self.scope)}", len(end)) for kind, end in ends.items())
 
 
 History = ChatHistory | PromptHistory
@@ -293,7 +255,7 @@ def marks_of(history: History | None, answer: Mapping[str, Any] | None, captured
         return ()
 
 
-def _keyed(raw: bytes, scope: bytes) -> str:
+def keyed(raw: bytes, scope: bytes) -> str:
     return blake2b(raw, key=scope, digest_size=SIZE).hexdigest()
 
 
@@ -401,7 +363,7 @@ def _joined(content: Any) -> str:
     return "".join(part["text"] if part.get("type") in TEXTS else _in_order(part) for part in content)
 
 
-def _utf8(text: str) -> bytes:
+def utf8(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 

@@ -10,7 +10,7 @@ from ajet_proxy.core.protocol.anthropic.messages import MESSAGES
 from ajet_proxy.core.protocol.chat import CHAT
 from ajet_proxy.core.protocol.completions import COMPLETIONS
 from ajet_proxy.core.protocol.dialect import Dialect
-from ajet_proxy.core.protocol.responses import RESPONSES
+from ajet_proxy.core.protocol.responses.dialect import RESPONSES
 
 CAPTURED: dict[str, Dialect] = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS, MESSAGES, RESPONSES)}
 """The routes whose POST requests are captured."""

@@ -31,7 +31,7 @@ from ajet_proxy.core.protocol.dialect import Questions
 from ajet_proxy.core.protocol.reading import UNREADABLE
 from ajet_proxy.core.protocol.request import flag, integer, number
 from ajet_proxy.core.protocol.rescoring import UNSHAPED
-from ajet_proxy.core.protocol.responses import RESPONSES
+from ajet_proxy.core.protocol.responses.dialect import RESPONSES
 from ajet_sdk.bodies import check_storable
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.sample import Sampling, are_logprobs, canonical

@@ -1,11 +1,10 @@
 """On-policy continuity: a turn's prompt is what its episode read and sampled before, as ids, wherever that is safe.
 
-`core.continuity.memory` recognizes the history (with `core.continuity.responses` for responses), and
-`core.continuity.splice` makes the exact prompt. This module asks the engine for what they need
-(`io.engines.rendering`). The engine first renders the conversation. If that already begins with the history's own ids,
-the request goes out as it is. Otherwise the engine renders it once more, with a placeholder in place of the last
-answer. The exact prompt then goes along in ``kv_transfer_params``. vLLM takes it in place of its own rendering, for
-chats and for responses.
+`core.continuity.memory` recognizes the history, and `core.continuity.splice` makes the exact prompt. This module asks
+the engine for what they need (`io.engines.rendering`). The engine first renders the conversation. If that already
+begins with the history's own ids, the request goes out as it is. Otherwise the engine renders it once more, with a
+placeholder in place of the last answer. The exact prompt then goes along in ``kv_transfer_params``. vLLM takes it in
+place of its own rendering, on each route of a dialect that `takes_ids`.
 
 Nothing is taken on trust. Before an engine gets ids for the first time, one token is generated to see that it reads the
 ids it is given. A kind of request is its tools and whatever else shapes a prompt. Before one is continued for the first

@@ -29,7 +29,7 @@ from ajet_proxy.core.identity.keys import Keys, holds_key
 from ajet_proxy.core.identity.ladder import Identity, key_of, split_path
 from ajet_proxy.core.protocol.dialect import Dialect
 from ajet_proxy.core.protocol.request import JsonBody
-from ajet_proxy.core.protocol.responses import fetched, shown
+from ajet_proxy.core.protocol.responses.dialect import fetched, shown
 from ajet_proxy.core.protocol.routes import CAPTURED, RENAMED, described, open_route
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.io.capture import relay

@@ -28,7 +28,7 @@ from ajet_proxy.core.ledger.retries import UnseenRequests
 from ajet_proxy.core.ledger.session_names import base_of
 from ajet_proxy.core.ledger.weights import Serving
 from ajet_proxy.core.protocol.dialect import Ask
-from ajet_proxy.core.protocol.responses import KeptResponses
+from ajet_proxy.core.protocol.responses.dialect import KeptResponses
 from ajet_proxy.core.trajectory.call import (
     DISCONNECTED,
     ENGINE_ERROR,

@@ -17,12 +17,13 @@ from msgspec import Struct
 from msgspec.structs import astuple, replace
 
 from ajet_proxy.core.continuity.memory import Known, Outcome, Sought
-from ajet_proxy.core.conversation.history import Beginnings, ChatHistory, Mark, Marks, PromptHistory, ResponseHistory
+from ajet_proxy.core.conversation.history import Beginnings, ChatHistory, Mark, Marks, PromptHistory
 from ajet_proxy.core.identity.headers import Labels
 from ajet_proxy.core.identity.keys import Claims, Ring
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.ledger.weights import Candidate, Served, Serving
 from ajet_proxy.core.protocol.dialect import Ask
+from ajet_proxy.core.protocol.responses.history import ResponseHistory
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Turn
 from ajet_proxy.io.ledger_port.cancellation import OnDiscard, ignore
 from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Gone, Whole, why_lost

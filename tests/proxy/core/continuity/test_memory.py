@@ -18,7 +18,6 @@ from ajet_proxy.core.continuity.memory import (
     heard_as,
     outline,
 )
-from ajet_proxy.core.continuity.responses import Responding
 from ajet_proxy.core.conversation.history import ChatHistory, read
 from ajet_proxy.core.trajectory.call import Captured
 from tests.kit.outlines import recall, remember
@@ -259,26 +258,17 @@ def test_whether_an_answer_calls_tools() -> None:
     assert not any(map(asked.called, ({"content": "hi"}, {"tool_calls": []}, {"tool_calls": None})))
 
 
-@pytest.mark.parametrize(("outline", "one"), [
-    (Outline, {"max_tokens": 1, "return_token_ids": True}),
-    (Responding, {"max_output_tokens": 1, "store": False, "enable_response_messages": True}),
-])  # fmt: skip
-def test_a_trial_is_a_request_with_the_ids_and_one_token(outline: type[Outline], one: dict[str, Any]) -> None:
-    asked = outline.trial("m", (5, 5, 5))
+def test_a_trial_is_a_request_with_the_ids_and_one_token() -> None:
+    asked, one = Outline.trial("m", (5, 5, 5)), {"max_tokens": 1, "return_token_ids": True}
     assert asked.items() >= {**one, "model": "m", FIELD: {"prompt_token_ids": [5, 5, 5]}}.items()
 
 
-@pytest.mark.parametrize(("outline", "answer", "prompt"), [
-    (Outline, {"prompt_token_ids": [1, 2]}, (1, 2)), (Outline, {"prompt_token_ids": None}, None),
-    (Outline, {"prompt_token_ids": ["a"]}, None), (Outline, {}, None),
-    (Responding, {"input_messages": [{"tokens": [1, 2]}]}, (1, 2)),
-    (Responding, {"input_messages": [{"tokens": None}]}, None),
-    (Responding, {"input_messages": [{"tokens": [1]}, {"tokens": [2]}]}, None),
-    (Responding, {"input_messages": ["hi"]}, None), (Responding, {"input_messages": None}, None),
-    (Responding, {}, None),
+@pytest.mark.parametrize(("answer", "prompt"), [
+    ({"prompt_token_ids": [1, 2]}, (1, 2)), ({"prompt_token_ids": None}, None), ({"prompt_token_ids": ["a"]}, None),
+    ({}, None),
 ])  # fmt: skip
-def test_the_prompt_that_an_answer_reports(outline: type[Outline], answer: dict[str, Any], prompt: Any) -> None:
-    assert outline.prompt_in(answer) == prompt
+def test_the_prompt_that_an_answer_reports(answer: dict[str, Any], prompt: Any) -> None:
+    assert Outline.prompt_in(answer) == prompt
 
 
 @pytest.mark.parametrize(

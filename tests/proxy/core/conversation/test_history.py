@@ -14,14 +14,13 @@ from ajet_proxy.core.conversation.history import (
     Mark,
     Marks,
     PromptHistory,
-    ResponseHistory,
     marks_of,
     read,
 )
 from ajet_proxy.core.trajectory.call import Captured
 from tests.proxy.core.conversation.histories import history_of
 
-CHAT, COMPLETIONS, RESPONSES = ChatHistory, PromptHistory.of, ResponseHistory
+CHAT, COMPLETIONS = ChatHistory, PromptHistory.of
 SCOPE, OTHER = b"s" * 32, b"o" * 32
 USER: dict[str, Any] = {"role": "user", "content": "guess"}
 NEXT: dict[str, Any] = {"role": "user", "content": "higher"}
@@ -181,26 +180,21 @@ def test_a_prompt_that_was_answered_with_nothing_is_no_mark() -> None:
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
     (COMPLETIONS, {}), (COMPLETIONS, {"prompt": ["two", "texts"]}), (COMPLETIONS, {"prompt": [[1], [2]]}),
     (COMPLETIONS, {"prompt": [2**31]}), (COMPLETIONS, {"prompt": None}),
-    (RESPONSES, {}), (RESPONSES, {"input": 7}), (RESPONSES, {"input": [7]}), (RESPONSES, {"input": [{"type": 7}]}),
 ])  # fmt: skip
 def test_what_is_malformed_has_no_history(kind: Any, body: dict[str, Any]) -> None:
     assert not known_by_words(kind, body)
 
 
 @pytest.mark.parametrize("said", [{}, {"role": "user"}, True, 7, None])
-def test_only_a_list_is_a_list_of_messages_or_items(said: Any) -> None:
-    """Also behind a response that is named: what follows it is read too."""
+def test_only_a_list_is_a_list_of_messages(said: Any) -> None:
     assert read(CHAT, {"messages": said}, SCOPE) is None
-    assert read(RESPONSES, {"input": said, "previous_response_id": "r1"}, SCOPE) is None
 
 
 def known_by_words(kind: Any, body: dict[str, Any]) -> bool:
     """Tell whether a later request could continue it."""
     for exact in (True, False):
         history = read(kind, body, SCOPE, exact=exact)
-        marks = marks_of(history, {"id": "resp-1", "output": [], **TOLD}, captured())
-        found = [] if history is None else [*history.beginnings((1, 2, 4)), *marks]
-        if any(not mark.key.startswith("response:") for mark in found):
+        if history is not None and [*history.beginnings((1, 2, 4)), *marks_of(history, TOLD, captured())]:
             return True
     return False
 
@@ -212,70 +206,13 @@ def test_texts_may_be_no_unicode() -> None:
     ])  # fmt: skip
 
 
-def item(kind: str, **fields: Any) -> dict[str, Any]:
-    return {"type": kind, **fields}
-
-
-ASKED = {"instructions": "You help.", "input": "guess"}
-SAID = [
-    item("reasoning", id="rs-1", content=[{"type": "reasoning_text", "text": "well"}]),
-    item("message", id="msg-1", role="assistant", content=[{"type": "output_text", "text": "ok", "annotations": []}]),
-    item("function_call", id="fc-1", call_id="call-1", name="f", arguments='{"b": 1, "a": 2}', status="completed"),
-]
-RESULT = item("function_call_output", call_id="call-1", output="7")
-AGAIN = [{"role": "user", "content": [{"type": "input_text", "text": "guess"}]}, *SAID]
-
-
-def response(request: dict[str, Any]) -> Any:
-    return history_of(RESPONSES, request, SCOPE)
-
-
-def responds_to(request: dict[str, Any], said: list[Any], later: dict[str, Any]) -> bool:
-    marks = response(request).after({"id": "resp-1", "output": said}, captured())
-    return any(mark.key in {one.key for one in marks} for mark in response(later).beginnings((0,)))
-
-
-@pytest.mark.parametrize("again", [
-    AGAIN, [{"role": "user", "content": "guess"}, *SAID[1:]], [*AGAIN[:2], {**SAID[1], "id": None}, *SAID[2:]],
-    [*AGAIN[:3], {**SAID[2], "arguments": '{"a":2,"b":1}', "call_id": "mine"}],
-])  # fmt: skip
-def test_a_response_is_known_by_its_items(again: list[Any]) -> None:
-    assert responds_to(ASKED, SAID, {**ASKED, "input": [*again, RESULT]})
-    assert not responds_to(ASKED, SAID, {**ASKED, "input": [*again[:-1], RESULT]})
-    assert not responds_to(ASKED, SAID, {"input": [*again, RESULT]})
-
-
-def test_a_response_is_known_by_its_name() -> None:
-    assert responds_to(ASKED, SAID, {"previous_response_id": "resp-1", "input": [RESULT]})
-    assert not responds_to(ASKED, SAID, {"previous_response_id": "resp-2", "input": [*AGAIN, RESULT]})
-    later = {**ASKED, "previous_response_id": "resp-0"}
-    assert responds_to(later, SAID, {"previous_response_id": "resp-1", "input": "more"})
-    assert not responds_to(later, SAID, {**ASKED, "input": AGAIN})
-
-
-def test_other_items_count_as_they_stand() -> None:
-    search = item("web_search_call", id="ws-1", status="completed", action={"query": "guess"})
-    compacted = item("compaction", id="cmp-1", encrypted_content="x")
-    more = {**ASKED, "input": [compacted, *AGAIN]}
-    assert responds_to(more, [search], {**ASKED, "input": [compacted, *AGAIN, {**search, "id": "ws-2"}]})
-    assert not responds_to(more, [search], {**ASKED, "input": [*AGAIN, search]})
-    assert not responds_to(more, [search], {**ASKED, "input": [compacted, *AGAIN, {**search, "action": {}}]})
-
-
 def test_an_answer_that_cannot_be_told_leaves_no_mark() -> None:
     chat, whole = read(CHAT, {"messages": [USER]}, SCOPE), captured()
     assert marks_of(chat, TOLD, whole) == (after([USER], TOLD),)
-    for said, history in (
-        (None, chat), (TOLD, None), ({"tool_calls": [{}]}, chat), ({"content": 7}, chat), ({}, response(ASKED)),
-        ({"id": "resp-1", "output": None}, response(ASKED)),
-    ):  # fmt: skip
+    for said, history in ((None, chat), (TOLD, None), ({"tool_calls": [{}]}, chat), ({"content": 7}, chat)):
         assert marks_of(history, said, whole) == ()
 
 
 def test_marks_that_another_process_has_read_are_the_beginnings() -> None:
     history = history_of(CHAT, {"messages": [USER, TOLD, NEXT, TOLD]})
     assert list(Marks(history.beginnings(())).beginnings((3,))) == list(history.beginnings(()))
-
-
-def test_only_what_follows_one_response_is_alike() -> None:
-    assert len({response({"input": "guess", "previous_response_id": one}).kind for one in (None, "r1", "r2")}) == 3

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.conversation.history import ChatHistory, Kind, PromptHistory, ResponseHistory
+from ajet_proxy.core.conversation.history import ChatHistory, Kind, PromptHistory
 from ajet_proxy.core.trajectory.call import Captured
 from tests.proxy.core.conversation.histories import history_of
 
-CHAT, COMPLETIONS, RESPONSES = ChatHistory, PromptHistory.of, ResponseHistory
+CHAT, COMPLETIONS = ChatHistory, PromptHistory.of
 SCOPE = b"s" * 32
 CAPTURED = Captured(0, "m", (1, 2), (3,), (-0.5,), "stop")
 TOOL_CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": [2.0, null]}'}}
@@ -31,32 +31,15 @@ CHAT_REQUEST: dict[str, Any] = {"model": "m", "messages": [
     {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
     {"role": "developer", "content": [IMAGE]},
 ]}  # fmt: skip
-RESPONSE: dict[str, Any] = {"model": "m", "instructions": "You help.", "input": [
-    {"role": "user", "content": [{"type": "input_text", "text": "guess"}]},
-    {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ok", "annotations": []}]},
-    {"type": "function_call", "call_id": "c1", "name": "f", "namespace": "games", "arguments": "{ }"},
-    {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "7"}]},
-    {"type": "custom_tool_call_output", "call_id": "c2", "output": "8"},
-    {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"query": "q"}},
-    {"type": "compaction", "id": "cmp", "encrypted_content": "x"},
-]}  # fmt: skip
-OUTPUT = {"id": "resp-2", "output": RESPONSE["input"][1:4]}
 
 CASES: dict[str, tuple[Kind, dict[str, Any], dict[str, Any]]] = {
     "chat": (CHAT, CHAT_REQUEST, {"content": "half a character \ud83d", "tool_calls": [TOOL_CALL]}),
-    "response": (RESPONSES, RESPONSE, OUTPUT),
-    "response without instructions": (RESPONSES, {"input": "guess"}, OUTPUT),
-    "response that names one": (RESPONSES, {"previous_response_id": "resp-1", "input": "more"}, OUTPUT),
     "text": (COMPLETIONS, {"prompt": "guess higher"}, {"text": " than 7"}),
     "ids": (COMPLETIONS, {"prompt": [1, 2, 3]}, {"text": " than 7"}),
 }
 """Kind, request and answer."""
 MARKS = {
     "chat": (2, 1, "83f3911e17b0f52abccb35df"),
-    "response": (3, 2, "ae3e6b132b13359403d48c72"),
-    "response without instructions": (0, 2, "819b75652b71486ffc7f2be0"),
-    "response that names one": (1, 1, "c894ea3bf15ea0eb17d2a486"),
     "text": (3, 2, "b077a167168120e9201802dc"),
     "ids": (3, 1, "39e2862dce302818401a5f3f"),
 }

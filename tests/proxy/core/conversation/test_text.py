@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.conversation.history import ChatHistory, ResponseHistory, packed, text_of
+from ajet_proxy.core.conversation.history import ChatHistory, packed, text_of
 from tests.kit.strategies import nested
 from tests.proxy.core.conversation.histories import history_of
 
@@ -127,5 +127,3 @@ def test_what_cannot_be_told_at_one_level_may_be_told_at_the_other() -> None:
     assert not deep.exact and len(list(deep.beginnings(()))) == 2
     wordless = chat([answer, {"role": "user", "content": 7}, answer])
     assert wordless.exact and list(wordless.beginnings(())) == [] == list(wordless.after(answer, None))
-    unread = history_of(ResponseHistory, {"input": [answer, {"type": "item_reference", "id": "m"}]})
-    assert not unread.exact and len(list(unread.beginnings(()))) == 1

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from ajet_proxy.core.protocol.dialect import COMMENT, Ask
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.responses import ResponseReading
+from ajet_proxy.core.protocol.responses.answer import ResponseReading
 from tests.kit.record_tapes import PASSED
 from tests.proxy.core.protocol.answers import chat_event, chat_start, event
 from tests.proxy.core.replaying import RECORDED, exchange_of

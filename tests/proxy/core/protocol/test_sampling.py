@@ -14,7 +14,7 @@ from ajet_proxy.core.protocol.anthropic.messages import MESSAGES
 from ajet_proxy.core.protocol.chat import CHAT
 from ajet_proxy.core.protocol.completions import COMPLETIONS
 from ajet_proxy.core.protocol.request import JsonBody
-from ajet_proxy.core.protocol.responses import RESPONSES
+from ajet_proxy.core.protocol.responses.dialect import RESPONSES
 from ajet_proxy.core.protocol.sampling import (
     ENOUGH,
     MOST_BIAS,

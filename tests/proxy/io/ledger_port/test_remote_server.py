@@ -10,8 +10,9 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from ajet_proxy.core.conversation.history import ChatHistory, PromptHistory, ResponseHistory, read
+from ajet_proxy.core.conversation.history import ChatHistory, PromptHistory, read
 from ajet_proxy.core.ledger.events import CallLost
+from ajet_proxy.core.protocol.responses.history import ResponseHistory
 from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Whole
 from ajet_proxy.io.ledger_port.remote import VALUES, RemotePort
 from ajet_proxy.io.ledger_port.remote_server import run

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.responses import LIMIT, KeptResponses, fetched, shown
-from ajet_proxy.core.protocol.responses import RESPONSES as DIALECT
+from ajet_proxy.core.protocol.responses.dialect import LIMIT, KeptResponses, fetched, shown
+from ajet_proxy.core.protocol.responses.dialect import RESPONSES as DIALECT
 from ajet_proxy.core.trajectory.call import Captured, Outcome, Unscored
 from tests.kit import tapes
 from tests.kit.record_responses import FILE

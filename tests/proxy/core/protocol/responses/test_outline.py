@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.continuity.memory import FIELD, Known, Memory, Outcome
-from ajet_proxy.core.continuity.responses import Responding, outline
-from ajet_proxy.core.conversation.history import ResponseHistory, read
+from ajet_proxy.core.conversation.history import read
+from ajet_proxy.core.protocol.responses.history import ResponseHistory
+from ajet_proxy.core.protocol.responses.outline import Responding, outline
 from tests.kit.outlines import recall, remember
 from tests.kit.strategies import nested
 
@@ -270,3 +271,18 @@ FORMAT = {"format": {"type": "json_object"}}
 )
 def test_reasoning_matters_where_the_engine_looks_for_it(items: list[Any], fields: dict[str, Any], heeds: bool) -> None:
     assert outlined(*items, **fields).heeds_reasoning is heeds
+
+
+def test_a_trial_is_a_request_with_the_ids_and_one_token() -> None:
+    asked, one = Responding.trial("m", (5, 5, 5)), {"max_output_tokens": 1, "store": False}
+    told = {"model": "m", "enable_response_messages": True, FIELD: {"prompt_token_ids": [5, 5, 5]}}
+    assert asked.items() >= {**one, **told}.items()
+
+
+@pytest.mark.parametrize(("answer", "prompt"), [
+    ({"input_messages": [{"tokens": [1, 2]}]}, (1, 2)), ({"input_messages": [{"tokens": None}]}, None),
+    ({"input_messages": [{"tokens": [1]}, {"tokens": [2]}]}, None), ({"input_messages": ["hi"]}, None),
+    ({"input_messages": None}, None), ({}, None),
+])  # fmt: skip
+def test_the_prompt_that_an_answer_reports(answer: dict[str, Any], prompt: Any) -> None:
+    assert Responding.prompt_in(answer) == prompt

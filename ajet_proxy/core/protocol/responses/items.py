@@ -5,8 +5,7 @@ level of text they are the messages that vLLM makes of them before a chat templa
 of the assistant are one message: its reasoning, its text and its tool calls. A second text begins another one.
 
 Invariant: items have messages at the level of text only if vLLM reads all of their words in this way. Whether an engine
-really does is not taken on trust: `ajet_proxy.core.continuity.responses` names what there was to read, so that each
-kind can be tried once.
+really does is not taken on trust: `outline` names what there was to read, so that each kind can be tried once.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from typing import Any
 
 from msgspec import Struct
 
-TEXTS = ("text", "input_text", "output_text")
+from ajet_proxy.core.conversation.history import TEXTS
+
 _SAID = frozenset(("type", "role", "content", "id", "status"))
 _NOTHING: Mapping[str, Any] = {"text": ""}
 Message = Mapping[str, Any]

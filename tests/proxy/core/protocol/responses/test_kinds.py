@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.continuity.responses import functions, is_unfinished, kinds
-from ajet_proxy.core.conversation.items import spoken
-from tests.proxy.core.conversation.test_items import CALL, RESULT, TEXT, THOUGHT, USER
+from ajet_proxy.core.protocol.responses.items import spoken
+from ajet_proxy.core.protocol.responses.outline import functions, is_unfinished, kinds
+from tests.proxy.core.protocol.responses.test_items import CALL, RESULT, TEXT, THOUGHT, USER
 
 
 @pytest.mark.parametrize(

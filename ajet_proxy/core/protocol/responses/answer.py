@@ -1,19 +1,8 @@
-"""``POST /v1/responses`` as vLLM speaks it.
-
-Asked with ``enable_response_messages``, vLLM adds the raw prompt and the raw output, ids included, to the response
-object: the document, or the last event of a stream. It reports logprobs in one place only, with the text of a message.
-They are for every sampled token of the answer, reasoning and tool calls included. So they are asked for (``include``),
-and if an answer has no text its call is `Unscored`. Agents that asked for neither see what they would have seen: null
-messages, null logprobs, in a stream empty ones, and a null ``top_logprobs`` in each response object.
+"""Answers on ``/v1/responses``: the document, or the events of a stream.
 
 A stream does not tell which token stood in which event. So a change of weights in mid-stream is placed by counting
 events; tokens that showed nothing are counted with those that came later. An answer that the engine made in several
-generations, calling tools of its own in between, has several prompts, so it is lost. So are answers that come later
-than they are asked for (``background``) and prompts that are more than text.
-
-vLLM can keep a response and gives it out again under its id (``GET /v1/responses/ID``), with what only the proxy asked
-for. So the proxy remembers how each of the latest responses was asked for (`KeptResponses`), and reads one that is
-fetched once more in the same way. What is not remembered stays as it is.
+generations, calling tools of its own in between, has several prompts, so it is lost.
 
 vLLM reports an aborted generation on this route as a complete one.
 
@@ -28,11 +17,8 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote
 
-from ajet_proxy.core.continuity import responses
-from ajet_proxy.core.conversation.history import History, ResponseHistory
-from ajet_proxy.core.protocol.dialect import DONE, Ask, Dialect, Reader
+from ajet_proxy.core.protocol.dialect import DONE, Ask, Reader
 from ajet_proxy.core.protocol.json_edits import (
     NUMBER,
     STRING,
@@ -46,7 +32,6 @@ from ajet_proxy.core.protocol.json_edits import (
     splice,
 )
 from ajet_proxy.core.protocol.reading import UNREADABLE, hide, is_told, logprobs_of
-from ajet_proxy.core.protocol.request import TEXTS, beyond_text
 from ajet_proxy.core.protocol.sse import SseEvent, SseParser
 from ajet_proxy.core.tokens import are_tokens
 from ajet_proxy.core.trajectory.call import (
@@ -63,8 +48,6 @@ from ajet_proxy.core.trajectory.call import (
     Unscored,
 )
 
-LOGPROBS = "message.output_text.logprobs"
-_TEXTS = (*TEXTS, "reasoning_text", "summary_text")
 _LAST = ("response.completed", "response.incomplete", "response.failed")
 _FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
 _LOSSES = {"failed": ENGINE_ERROR, "cancelled": ENGINE_ABORTED}
@@ -95,47 +78,6 @@ _USUAL = re.compile(
     + rb"|event: response\.(?:reasoning_text|function_call_arguments)\.delta\ndata: [^\r\n]*\n\n"
 )
 """The events that make up most of a stream: a piece of text with its logprobs, or another piece without."""
-
-
-class Responses(Dialect):
-    """The `Dialect` of responses."""
-
-    name = "responses"
-    path = "/v1/responses"
-    target = path
-    limits = ("max_output_tokens",)
-    words, entries = ("instructions", "input", "previous_response_id"), "input"
-    past, takes_ids, gives_again = ResponseHistory, True, True
-
-    def outline(self, request: Mapping[str, Any], history: History, **whose: str) -> responses.Responding | None:
-        return responses.outline(request, history, **whose) if isinstance(history, ResponseHistory) else None
-
-    def is_first(self, request: Mapping[str, Any]) -> bool:
-        return request.get("previous_response_id") is None and super().is_first(request)
-
-    def is_answer(self, entry: Mapping[str, Any]) -> bool:
-        return super().is_answer(entry) or entry.get("type") in ("function_call", "reasoning")
-
-    def reader(self, ask: Ask) -> ResponseReading:
-        return ResponseReading(ask)
-
-    def ask(self, request: Mapping[str, Any]) -> Ask:
-        if request.get("background"):
-            return Ask(skip="background")
-        if beyond_text(request.get("input"), "content", "output", texts=_TEXTS):
-            return Ask(skip="multimodal")
-        fields = {}
-        hide_ids = request.get("enable_response_messages", False) is False
-        if hide_ids:
-            fields["enable_response_messages"] = "true"
-        include, top = request.get("include"), request.get("top_logprobs", 0)
-        hide_logprobs = (include is None or (isinstance(include, list) and LOGPROBS not in include)) and (
-            top is None or type(top) is int
-        )
-        if hide_logprobs:
-            fields["include"] = json.dumps([*(include or ()), LOGPROBS])
-            fields["top_logprobs"] = "0"
-        return Ask(fields=fields, hide_ids=hide_ids, hide_logprobs=hide_logprobs)
 
 
 class ResponseReading(Reader):
@@ -385,44 +327,3 @@ def _told_logprobs(output: list[dict[str, Any]]) -> list[Any]:
     rows = next((part["logprobs"] for part in parts if part.get("logprobs")), ())
     values = [row.get("logprob") for row in rows]
     return values if set(map(type, values)) <= {int, float} else []
-
-
-RESPONSES = Responses()
-
-
-# --- responses that the engine keeps
-
-LIMIT = 10_000
-_KEPT = re.compile(re.escape(RESPONSES.path) + "/([^/]+)/?").fullmatch
-
-
-class KeptResponses:
-    """The ways in which responses were asked for, by their ids."""
-
-    def __init__(self, limit: int = LIMIT) -> None:
-        self._limit = limit
-        self._asks: dict[str, Ask] = {}
-
-    def keep(self, response: str, ask: Ask) -> None:
-        """Remember that `response` answered `ask`."""
-        self._asks[response] = ask
-        if len(self._asks) > self._limit:
-            del self._asks[next(iter(self._asks))]
-
-    def kept(self, response: str) -> Ask | None:
-        """The way in which `response` was asked for, if that is remembered."""
-        return self._asks.get(response)
-
-
-def fetched(method: str, path: str) -> str | None:
-    """The id of the response that a request to the engine's route `path` (as it is written) fetches, if any."""
-    found = _KEPT(unquote(path)) if method == "GET" else None
-    return None if found is None else found[1]
-
-
-def shown(ask: Ask, body: bytes) -> bytes:
-    """The agent's form of `body`, a response to `ask`; all of it where it cannot be read."""
-    try:
-        return RESPONSES.reader(ask).document(body)
-    except UNREADABLE:
-        return body
