@@ -3,8 +3,7 @@
 An engine renders history from text on each turn, and the tokens that it then reads can differ from what was sampled. A
 request may repeat exactly what a call was asked and what it answered. Then its prompt can be that call's own tokens,
 followed by the new messages (see `ajet_proxy.core.continuity.splice`). This module says which call that is, or why
-there is none, with a word of `Outcome`. Chats are outlined here. A
-dialect may outline its turns itself.
+there is none, with a word of `Outcome`. Chats are outlined here. A dialect may outline its turns itself.
 
 Idea: a history is known by its fingerprint (`ajet_proxy.core.conversation.history`) at the level of text. A call is
 kept under the digest of its request and its answer. The next request is looked up by the digest of its own beginning,
@@ -59,7 +58,6 @@ _ASKED = ("model", "messages", "cache_salt")
 _HEEDING = ("stream", "structured_outputs", "response_format")
 _TOLD_TO_TOKENIZE = ("model", "tools", "chat_template", "add_special_tokens")
 _ONE = {"max_tokens": 1, "return_token_ids": True}
-_HEARD = {"response.reasoning_text.delta": "reasoning", "response.output_text.delta": "content"}
 FIELD = "kv_transfer_params"
 """Where vLLM's routes take prompt ids, under ``prompt_token_ids``, in place of its own rendering."""
 
@@ -190,6 +188,23 @@ class Outline(Struct, frozen=True):
         ids: Any = answer.get("prompt_token_ids")
         return tuple(ids) if are_tokens(ids) else None
 
+    @classmethod
+    def heard_as(cls, stream: bytes) -> str | None:
+        """Tell whether the first word of a `stream` came as ``reasoning`` or as ``content``; None if there is none."""
+        for line in stream.splitlines():
+            with suppress(*MALFORMED):
+                delta = cls.delta_in(json.loads(line.removeprefix(b"data:")))
+                for name in ("reasoning", "content"):
+                    if delta.get(name):
+                        return name
+        return None
+
+    @staticmethod
+    def delta_in(event: Any) -> Mapping[str, Any]:
+        """The words in an `event` of a stream, by what they are; a `MALFORMED` error if it has none."""
+        delta: Mapping[str, Any] = event["choices"][0]["delta"]
+        return delta
+
 
 def outline(fields: Mapping[str, Any], history: ChatHistory, *, episode: str, model: str, agent: str) -> Outline | None:
     """The outline of a chat request in its engine's form; None if its prompt is more than its messages."""
@@ -276,18 +291,6 @@ class Memory:
                 known = self._known.get(end)
                 if known is not None and known.call == call:
                     del self._known[end]
-
-
-def heard_as(stream: bytes) -> str | None:
-    """Tell whether the first word of a `stream` came as ``reasoning`` or as ``content``; None if there is no word."""
-    for line in stream.splitlines():
-        with suppress(*MALFORMED):
-            event = json.loads(line.removeprefix(b"data:"))
-            delta = event["choices"][0]["delta"] if "choices" in event else {_HEARD[event["type"]]: event["delta"]}
-            for name in ("reasoning", "content"):
-                if delta.get(name):
-                    return name
-    return None
 
 
 def ended(captured: Captured, called: bool) -> str:

@@ -43,7 +43,7 @@ class Completions(OpenAIDialect):
         + rb'\[(' + ID + rb')\]((?:,"weight_versions":null)?\}\]\}\n\n)'
     )
     silence = '"text":""'
-    limits, words = ("max_tokens",), ("prompt",)
+    limits, words, ignores = ("max_tokens",), ("prompt",), ("tools",)
     past = PromptHistory.of
 
     def reader(self, ask: Ask) -> Reading:

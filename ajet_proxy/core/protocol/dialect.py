@@ -93,6 +93,8 @@ class Dialect(Protocol):
     """Reads the history in a (translated) request."""
     takes_ids: bool = False
     """True if the engine's route takes prompt ids, so that a turn can be continued."""
+    ignores: tuple[str, ...] = ()
+    """The fields that change how a chat is sampled and that the engine's route does not read."""
     gives_again: bool = False
     """True if the engine may keep its answers, and gives them out again by their ids."""
 
@@ -132,6 +134,10 @@ class Dialect(Protocol):
     def choices(self, request: Mapping[str, Any]) -> int:
         """The number of answers that the (translated) `request` asks for."""
         return 1
+
+    def sampled_as(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The (translated) `request` with its format and its tools where a chat has them."""
+        return request
 
     def ask(self, request: Mapping[str, Any]) -> Ask:
         """The form in which the (translated) `request` makes the engine report ids and logprobs."""

@@ -46,8 +46,6 @@ _WHOLE = ("top_k", "min_tokens", "thinking_token_budget", "seed")
 _FORMATS = ("response_format", "structured_outputs", "text", "tools")
 _KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _AS_IT_IS: Mapping[str, type] = {"bad_words": list, "allowed_token_ids": list, "vllm_xargs": dict}
-_NOT_OF_RESPONSES = ("min_p", "min_tokens", "thinking_token_budget", "bad_words", "allowed_token_ids")
-"""Fields that ``/v1/responses`` does not read."""
 SHAPING = frozenset((*OFF, *_WHOLE, *_FORMATS, *_AS_IT_IS, "logit_bias"))
 """The fields of a request that may change how it is sampled. Calls that name none of them are all sampled alike."""
 COLDEST = 0.01
@@ -72,33 +70,32 @@ class Known(Struct, frozen=True):
 
 
 @lru_cache
-def plain(route: str, known: Known, scored: bool) -> str:
+def plain(ignored: tuple[str, ...], known: Known, scored: bool) -> str:
     """`effective` of a request that names nothing of `SHAPING`."""
-    return effective(route, {}, known, scored)
+    return effective(ignored, {}, known, scored)
 
 
-def effective(route: str, fields: Mapping[str, Any], known: Known, scored: bool) -> str:
-    """Tell how a request for `route` with these `fields` was sampled, as JSON text. Its logprobs may have been `scored`
-    afterwards, which gives those of the model itself."""
-    if route == RESPONSES.path:
-        fields = {name: value for name, value in fields.items() if name not in _NOT_OF_RESPONSES}
+def effective(ignored: tuple[str, ...], fields: Mapping[str, Any], known: Known, scored: bool) -> str:
+    """Tell how a request was sampled whose `fields` are named as in a chat, as JSON text. What is `ignored` its route
+    does not read. Its logprobs may have been `scored` afterwards, which gives those of the model itself."""
+    fields = {name: value for name, value in fields.items() if name not in ignored}
+    defaults = dict(known.defaults)
     told = {
-        **_parameters(route, fields, dict(known.defaults)), **_limits(fields), **_structured(route, fields, known),
+        **_parameters(fields, {name: defaults.get(name) for name in OFF if name not in ignored}),
+        **_limits(fields), **_structured(fields, known),
         **{name: value for name, kind in _AS_IT_IS.items() if (value := fields.get(name)) and isinstance(value, kind)},
     }
     short = {name: _short(name, value) for name, value in told.items()}
     return canonical({**short, "logprobs": "scored" if scored else known.logprobs})
 
 
-def _parameters(route: str, fields: Mapping[str, Any], defaults: Mapping[str, float]) -> Sampling:
-    """Those that have defaults. Greedy sampling leaves no choice to the ones that narrow it."""
+def _parameters(fields: Mapping[str, Any], defaults: Mapping[str, float | None]) -> Sampling:
+    """Those that have `defaults`, known or not. Greedy sampling leaves no choice to the ones that narrow it."""
     told: dict[str, Any] = {}
-    for name, off in OFF.items():
-        if route == RESPONSES.path and name in _NOT_OF_RESPONSES:
-            continue
+    for name, default in defaults.items():
         asked = integer(fields, name) if name in _WHOLE else number(fields, name)
-        value = defaults.get(name) if asked is None else asked
-        if value not in off:
+        value = default if asked is None else asked
+        if value not in OFF[name]:
             told[name] = value
     if (temperature := told.get("temperature")) is not None:
         told["temperature"] = max(COLDEST, temperature) if temperature > 0 else 0
@@ -120,14 +117,14 @@ def _limits(fields: Mapping[str, Any]) -> Sampling:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _structured(route: str, fields: Mapping[str, Any], known: Known) -> Sampling:
+def _structured(fields: Mapping[str, Any], known: Known) -> Sampling:
     """The kind of grammar that limits the text, if any does."""
-    of_tools = None if route == COMPLETIONS.path else _of_tools(route, fields, known)
-    kind = "tools" if of_tools == "yes" else _format(route, fields)
+    of_tools = _of_tools(fields, known)
+    kind = "tools" if of_tools == "yes" else _format(fields)
     return {} if kind is None and of_tools != "unknown" else {"structured": kind}
 
 
-def _of_tools(route: str, fields: Mapping[str, Any], known: Known) -> Literal["yes", "unknown"] | None:
+def _of_tools(fields: Mapping[str, Any], known: Known) -> Literal["yes", "unknown"] | None:
     """Tell whether a grammar is made of the tools: of those that must be called, else if the engine does that."""
     tools, choice = fields.get("tools"), fields.get("tool_choice", "auto")
     if not tools or not isinstance(tools, list):
@@ -136,19 +133,16 @@ def _of_tools(route: str, fields: Mapping[str, Any], known: Known) -> Literal["y
         return "yes"
     if choice != "auto":
         return None
-    own = [tool if route == RESPONSES.path else tool.get("function") for tool in tools if isinstance(tool, dict)]
+    own = [tool.get("function") for tool in tools if isinstance(tool, dict)]
     strict = any(isinstance(tool, dict) and flag(tool, "strict") for tool in own)
     if not strict:
         return "yes" if known.tools else None
     return "unknown" if known.strict_tools is None else "yes" if known.strict_tools else None
 
 
-def _format(route: str, fields: Mapping[str, Any]) -> str | None:
+def _format(fields: Mapping[str, Any]) -> str | None:
     """The kind of format that the request asks for in words of its own."""
     form = fields.get("response_format")
-    if route == RESPONSES.path:
-        text = fields.get("text")
-        form = text.get("format") if isinstance(text, dict) else None
     if isinstance(form, dict) and form.get("type") in ("json_schema", "json_object", "structural_tag"):
         return str(form["type"])
     asked = fields.get("structured_outputs")

@@ -125,8 +125,9 @@ class Questions:
             asks = partial(self._asks, model=model, sticky=self._request.sticky)
             known = await facts.sampling.of(model, asks, partial(facts.enter, model))
         if SHAPING.isdisjoint(exchange.asked.fields):
-            return partial(plain, exchange.target, known)
-        return cache(partial(effective, exchange.target, exchange.asked.fields, known))
+            return partial(plain, exchange.dialect.ignores, known)
+        fields = exchange.dialect.sampled_as(exchange.asked.fields)
+        return cache(partial(effective, exchange.dialect.ignores, fields, known))
 
     @cached_property
     def _stop_ids(self) -> frozenset[int | None]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ajet_proxy.core.continuity.memory import Outline, heard_as
+from ajet_proxy.core.continuity.memory import Outline
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.engines.engine import Engine, Ids
 
@@ -89,7 +89,7 @@ class Renderer:
         token, heard = self.known.placeholder[0], []
         for ids in (None, prompt):
             _, stream = await self.engine.generate(self.route, self.outline.first_word(token, ids))
-            heard.append(heard_as(stream))
+            heard.append(self.outline.heard_as(stream))
         return heard[0] is not None and heard[0] == heard[1]
 
     async def render(self, body: Mapping[str, Any]) -> Ids:

@@ -42,6 +42,7 @@ class Responses(Dialect):
     limits = ("max_output_tokens",)
     words, entries = ("instructions", "input", "previous_response_id"), "input"
     past, takes_ids, gives_again = ResponseHistory, True, True
+    ignores = ("min_p", "min_tokens", "thinking_token_budget", "bad_words", "allowed_token_ids")
 
     def outline(self, request: Mapping[str, Any], history: History, **whose: str) -> Responding | None:
         return outline(request, history, **whose) if isinstance(history, ResponseHistory) else None
@@ -51,6 +52,11 @@ class Responses(Dialect):
 
     def is_answer(self, entry: Mapping[str, Any]) -> bool:
         return super().is_answer(entry) or entry.get("type") in ("function_call", "reasoning")
+
+    def sampled_as(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        text, tools = request.get("text"), request.get("tools")
+        own = [{"function": tool} for tool in tools] if isinstance(tools, list) else None
+        return {**request, "response_format": text.get("format") if isinstance(text, dict) else None, "tools": own}
 
     def reader(self, ask: Ask) -> ResponseReading:
         return ResponseReading(ask)

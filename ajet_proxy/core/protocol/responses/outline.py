@@ -38,6 +38,7 @@ _ONE = {"max_output_tokens": 1, "store": False, "enable_response_messages": True
 _FREE = {"text": None, "structured_outputs": None, "tool_choice": "auto", "temperature": 0}
 """Fields of which an answer of one given word must be free."""
 _DESCRIBED, _OPTIONAL = ("name", "description", "parameters"), ("strict", "defer_loading")
+_HEARD = {"response.reasoning_text.delta": "reasoning", "response.output_text.delta": "content"}
 _UNFINISHED = ("in_progress", "incomplete")
 _SURELY = 100
 """The bias under which a token is sampled, whatever the model thinks of it."""
@@ -101,6 +102,10 @@ class Responding(Outline, frozen=True):
             if are_tokens(message["tokens"]):
                 return tuple(message["tokens"])
         return None
+
+    @staticmethod
+    def delta_in(event: Any) -> Mapping[str, Any]:
+        return {_HEARD[event["type"]]: event["delta"]}
 
 
 def outline(

@@ -15,7 +15,6 @@ from ajet_proxy.core.continuity.memory import (
     Outcome,
     Outline,
     ended,
-    heard_as,
     outline,
 )
 from ajet_proxy.core.conversation.history import ChatHistory, read
@@ -206,6 +205,7 @@ def test_a_changed_beginning_is_never_taken_for_the_episodes_own(
         {"messages": [HELLO], "return_prompt_text": True},
         {"messages": [HELLO], "kv_transfer_params": {"prompt_token_ids": [1]}},
         {"messages": [{"role": "user", "content": [{"type": "other", "deep": nested()}]}]},
+        {"messages": [HELLO], "metadata_": nested()},
     ],
 )
 def test_some_requests_have_no_outline(fields: dict[str, Any]) -> None:
@@ -312,13 +312,8 @@ def test_one_word_is_asked_for_behind_either_prompt() -> None:
          b'data: {"choices":[{"delta":{"content":"q"}}]}\n\ndata: [DONE]\n\n', "content"),
         (b'data:{"choices":[{"delta":{"reasoning":"q"}}]}\r\n\r\n', "reasoning"),
         (b'data: {"choices":[]}\n\ndata: [DONE]\n\n', None),
-        (b'event: response.created\ndata: {"response":{},"type":"response.created"}\n\n'
-         b'event: response.output_text.delta\ndata: {"delta":"q","type":"response.output_text.delta"}\n\n', "content"),
-        (b'data: {"delta":"","type":"response.output_text.delta"}\n\n'
-         b'data:{"delta":"q","type":"response.reasoning_text.delta"}\n\n', "reasoning"),
-        (b'data: {"delta":"q","type":"response.function_call_arguments.delta"}\n\n', None),
         (b'{"error": {"message": "no"}}', None), (b"data: " + b"[" * 100_000, None),
     ],
 )  # fmt: skip
 def test_as_what_the_first_word_came(stream: bytes, name: str | None) -> None:
-    assert heard_as(stream) == name
+    assert Outline.heard_as(stream) == name

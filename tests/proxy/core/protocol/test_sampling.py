@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ajet_proxy.core.protocol.anthropic.messages import MESSAGES
 from ajet_proxy.core.protocol.chat import CHAT
 from ajet_proxy.core.protocol.completions import COMPLETIONS
+from ajet_proxy.core.protocol.dialect import Dialect
 from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.responses.dialect import RESPONSES
 from ajet_proxy.core.protocol.sampling import (
@@ -32,23 +33,23 @@ from ajet_proxy.core.protocol.sampling import (
 
 NEUTRAL = tuple((name, off[0]) for name, off in OFF.items())
 PLAIN = Known(NEUTRAL, "processed", False, False)
-ROUTES = [CHAT.path, COMPLETIONS.path, RESPONSES.path]
+DIALECTS: list[Dialect] = [CHAT, COMPLETIONS, RESPONSES]
 TOOL = {"type": "function", "function": {"name": "f"}}
 STRICT = {"type": "function", "function": {"name": "f", "strict": True}}
 
 
-def told(fields: Any, *, route: str = CHAT.path, by: Known = PLAIN, scored: bool = False) -> Any:
+def told(fields: Any, *, dialect: Dialect = CHAT, by: Known = PLAIN, scored: bool = False) -> Any:
     """Tell of a request what is told besides the kind of its logprobs."""
-    found = json.loads(effective(route, fields, by, scored))
+    found = json.loads(effective(dialect.ignores, dialect.sampled_as(fields), by, scored))
     assert found.pop("logprobs") == ("scored" if scored else by.logprobs)
     return found
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_the_plain_case_has_nothing_to_tell(route: str) -> None:
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_plain_case_has_nothing_to_tell(dialect: Dialect) -> None:
     off = {name: values[-1] for name, values in OFF.items()}
     for fields in ({}, off, dict.fromkeys(OFF), {"max_tokens": 5, "stop": ["x"], "logprobs": True}):
-        assert told(fields, route=route) == {}
+        assert told(fields, dialect=dialect) == {}
 
 
 @pytest.mark.parametrize(("fields", "expected"), [
@@ -85,11 +86,11 @@ def test_a_long_value_is_told_by_a_digest_and_one_that_nothing_can_hold_not_at_a
 
 def test_what_a_route_does_not_read_is_not_told() -> None:
     fields = {"min_p": 0.5, "min_tokens": 2, "thinking_token_budget": 2, "bad_words": ["a"], "allowed_token_ids": [1]}
-    assert told(fields, route=RESPONSES.path, by=Known((("min_p", 0.5),), "raw", False, False)).keys() == {
+    assert told(fields, dialect=RESPONSES, by=Known((("min_p", 0.5),), "raw", False, False)).keys() == {
         name for name in OFF if name != "min_p"
     }
-    assert told(fields, route=COMPLETIONS.path) == fields
-    assert told({"tools": [STRICT], "tool_choice": "required"}, route=COMPLETIONS.path) == {}
+    assert told(fields, dialect=COMPLETIONS) == fields
+    assert told({"tools": [STRICT], "tool_choice": "required"}, dialect=COMPLETIONS) == {}
 
 
 @pytest.mark.parametrize(("fields", "kind"), [
@@ -117,10 +118,10 @@ def test_the_kind_of_grammar(fields: Any, kind: str | None) -> None:
 
 def test_the_format_of_a_response() -> None:
     for form in ("json_schema", "json_object"):
-        assert told({"text": {"format": {"type": form}}}, route=RESPONSES.path) == {"structured": form}
+        assert told({"text": {"format": {"type": form}}}, dialect=RESPONSES) == {"structured": form}
     for text in ({"format": {"type": "text"}}, {"format": None}, {}, None, 7):
-        assert told({"text": text, "response_format": {"type": "json_object"}}, route=RESPONSES.path) == {}
-    assert told({"structured_outputs": {"regex": "a"}}, route=RESPONSES.path) == {"structured": "regex"}
+        assert told({"text": text, "response_format": {"type": "json_object"}}, dialect=RESPONSES) == {}
+    assert told({"structured_outputs": {"regex": "a"}}, dialect=RESPONSES) == {"structured": "regex"}
 
 
 @pytest.mark.parametrize(("tools", "strict", "of_plain", "of_strict"), [
@@ -128,16 +129,16 @@ def test_the_format_of_a_response() -> None:
     (True, True, {"structured": "tools"}, {"structured": "tools"}),
     (None, None, {}, {"structured": None}),
 ])  # fmt: skip
-@pytest.mark.parametrize("route", [CHAT.path, RESPONSES.path])
+@pytest.mark.parametrize("dialect", [CHAT, RESPONSES])
 def test_whether_an_engine_makes_a_grammar_of_tools(
-    route: str, tools: bool | None, strict: bool | None, of_plain: Any, of_strict: Any
+    dialect: Dialect, tools: bool | None, strict: bool | None, of_plain: Any, of_strict: Any
 ) -> None:
     by = Known(NEUTRAL, "raw", tools, strict)
-    plain_tool, strict_tool = (TOOL, STRICT) if route == CHAT.path else ({"name": "f"}, {"name": "f", "strict": True})
-    assert told({"tools": [plain_tool]}, by=by, route=route) == of_plain
-    assert told({"tools": [plain_tool, strict_tool], "tool_choice": "auto"}, by=by, route=route) == of_strict
+    plain_tool, strict_tool = (TOOL, STRICT) if dialect == CHAT else ({"name": "f"}, {"name": "f", "strict": True})
+    assert told({"tools": [plain_tool]}, by=by, dialect=dialect) == of_plain
+    assert told({"tools": [plain_tool, strict_tool], "tool_choice": "auto"}, by=by, dialect=dialect) == of_strict
     named = {"tools": [strict_tool], "structured_outputs": {"regex": "a"}}
-    assert told(named, by=by, route=route)["structured"] == ("tools" if strict else "regex")
+    assert told(named, by=by, dialect=dialect)["structured"] == ("tools" if strict else "regex")
 
 
 def test_defaults_that_are_not_known() -> None:
@@ -154,25 +155,26 @@ numbers = st.sampled_from([0.5, 1, 0.25, 2])
 requests = st.dictionaries(st.sampled_from(sorted(OFF)), st.one_of(st.none(), numbers))
 
 
-@given(requests, st.dictionaries(st.sampled_from(sorted(OFF)), numbers), st.sampled_from(ROUTES), st.booleans())
-def test_in_effect_is_the_request_over_the_defaults(fields: Any, own: Any, route: str, scored: bool) -> None:
+@given(requests, st.dictionaries(st.sampled_from(sorted(OFF)), numbers), st.sampled_from(DIALECTS), st.booleans())
+def test_in_effect_is_the_request_over_the_defaults(fields: Any, own: Any, dialect: Dialect, scored: bool) -> None:
     defaults = {**dict(NEUTRAL), **own}
     by = Known(tuple(defaults.items()), "processed", False, False)
     fields = {name: 2 if name == "top_k" and value is not None else value for name, value in fields.items()}
     both = {**defaults, **{name: value for name, value in fields.items() if value is not None}}
     expected = {name: value for name, value in both.items() if value not in OFF[name]}
-    if route == RESPONSES.path:
+    if dialect == RESPONSES:
         expected.pop("min_p", None)
-    assert told(fields, route=route, by=by, scored=scored) == expected
-    text = effective(route, fields, by, scored)
-    assert text == effective(route, dict(reversed(fields.items())), by, scored), "equal ones give equal texts"
+    assert told(fields, dialect=dialect, by=by, scored=scored) == expected
+    turned = dict(reversed(fields.items()))
+    text = effective(dialect.ignores, dialect.sampled_as(fields), by, scored)
+    assert text == effective(dialect.ignores, dialect.sampled_as(turned), by, scored), "equal ones give equal texts"
     if SHAPING.isdisjoint(fields):
-        assert plain(route, by, scored) == text
+        assert plain(dialect.ignores, by, scored) == text
 
 
 def test_a_request_that_names_nothing_is_worked_out_once() -> None:
-    assert plain(CHAT.path, PLAIN, False) is plain(CHAT.path, PLAIN, False)
-    assert json.loads(plain(CHAT.path, PLAIN, True)) == {"logprobs": "scored"}
+    assert plain(CHAT.ignores, PLAIN, False) is plain(CHAT.ignores, PLAIN, False)
+    assert json.loads(plain(CHAT.ignores, PLAIN, True)) == {"logprobs": "scored"}
 
 
 def test_messages_are_told_as_the_chat_that_is_made_of_them() -> None:

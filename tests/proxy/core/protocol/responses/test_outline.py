@@ -286,3 +286,17 @@ def test_a_trial_is_a_request_with_the_ids_and_one_token() -> None:
 ])  # fmt: skip
 def test_the_prompt_that_an_answer_reports(answer: dict[str, Any], prompt: Any) -> None:
     assert Responding.prompt_in(answer) == prompt
+
+
+@pytest.mark.parametrize(
+    ("stream", "name"),
+    [
+        (b'event: response.created\ndata: {"response":{},"type":"response.created"}\n\n'
+         b'event: response.output_text.delta\ndata: {"delta":"q","type":"response.output_text.delta"}\n\n', "content"),
+        (b'data: {"delta":"","type":"response.output_text.delta"}\n\n'
+         b'data:{"delta":"q","type":"response.reasoning_text.delta"}\n\n', "reasoning"),
+        (b'data: {"delta":"q","type":"response.function_call_arguments.delta"}\n\n', None),
+    ],
+)  # fmt: skip
+def test_as_what_the_first_word_came(stream: bytes, name: str | None) -> None:
+    assert Responding.heard_as(stream) == name
