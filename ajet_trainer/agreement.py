@@ -15,14 +15,21 @@ wherever many tokens are possible.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+import httpx
 import numpy as np
 from numpy.typing import NDArray
 
 from ajet_sdk.errors import AjetError
 from ajet_trainer.batch import Row
+from ajet_trainer.engines import EngineLost, each
+from ajet_trainer.engines.vllm import Answer, Vllm, words
 
+PROMPT = "In the beginning there were seven rivers, and the longest of them was called"
+TOKENS = 32
+"""Of an answer. Longer ones would tell little more."""
+LOOK_S = 120.0
+"""The time for an answer: an engine that has just been started compiles."""
 EXPLAINED = {"float32": 0.002, "float16": 0.05, "bfloat16": 0.25}
 """Nats that the mean difference of logprobs may be, by the coarser dtype of engine and trainer. Logits of 16 to 32 are
 rounded to 1/8 in bfloat16, and to 1/64 in float16. In float32 measured differences are below 1e-5."""
@@ -43,22 +50,43 @@ LIMIT = 20.0
 """Of a log ratio, as verl limits it: e to this power is still a number."""
 
 
-class Answer(NamedTuple):
-    """A greedy answer of an engine: token ids and its logprob of each [T]. Those of the `likeliest` tokens at a place
-    [T, 5], and of the answer computed `again` as a prompt [T], are empty if it does not tell them."""
-
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    likeliest: tuple[tuple[float, ...], ...] = ()
-    again: tuple[float, ...] = ()
-
-
 class OtherWeights(AjetError):
     """Fresh tokens of a step were not sampled by the weights that it begins with. That may be the engine, or these
     episodes alone: one that was started again has sampled them before it had the weights. So it counts as a step that
     failed (`ajet_trainer.attempts`), or the same batch would end every run that comes."""
 
     type = "other_weights"
+
+
+def answers(urls: Sequence[str], model: str, prompt: Sequence[int], key: str) -> list[Answer]:
+    """Asks each engine to go on from `prompt`, as `model`. Raises `EngineLost`."""
+    found: dict[str, Answer] = {}
+
+    def tell(url: str) -> None:
+        try:
+            with Vllm(url, LOOK_S, key) as engine:
+                found[url] = engine.answer(model, prompt, TOKENS)
+        except (httpx.HTTPError, ValueError) as error:
+            said = f"does not answer as {model!r}, and so cannot be compared with the trainer"
+            raise EngineLost(f"the engine at {url} {said}: {words(error)}") from error
+
+    each(urls, tell)
+    return [found[url] for url in urls]
+
+
+def check(url: str, answer: Answer, own: Sequence[float], served: str | None, trained: str | None) -> None:
+    """Raises `EngineLost` if the engine's logprobs are further from the trainer's `own` than the dtypes explain, in
+    which it is `served` and `trained`."""
+    dtypes = (served or shown_by(answer), trained)
+    apart, most = difference(answer.logprobs, own), tolerance(dtypes, answer)
+    if apart > most:
+        shown = " and ".join(dict.fromkeys(map(name_of, dtypes)))
+        raise EngineLost(
+            f"the engine at {url} does not compute what was pushed to it: its logprobs of {len(answer.ids)} tokens of "
+            f"its own are {apart:.2g} nats from the trainer's, and {shown} explains {most:.2g}. Either it serves "
+            "another model, or it cannot take new weights of this one while it runs (vLLM's log names weights that "
+            "were not loaded). Nothing was trained"
+        )
 
 
 def name_of(dtype: str | None) -> str:

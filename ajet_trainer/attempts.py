@@ -32,10 +32,6 @@ KEPT = 8000
 """Characters of a traceback that are kept, counted from its end."""
 
 
-class Elsewhere(RuntimeError):
-    """A step failed for a reason that is not in its episodes."""
-
-
 class NoUpdate(RuntimeError):
     """A step has made no optimizer update. The learner is as it was before, and may go on."""
 

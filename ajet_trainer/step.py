@@ -34,10 +34,11 @@ from ajet_sdk.settings import ConfigError
 from ajet_sdk.text import counted
 from ajet_trainer import running
 from ajet_trainer.admission import Admission, admit
-from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts, Elsewhere, NoUpdate
+from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts, NoUpdate
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.candidate import REFUSED, Candidate, NotPromoted
 from ajet_trainer.config import Config, digest
+from ajet_trainer.engines import EngineLost
 from ajet_trainer.evaluation import Evaluation
 from ajet_trainer.figures import Hand, batch_figures, learner_figures, logged, penalty_figure, staleness
 from ajet_trainer.gate import Gate
@@ -371,14 +372,14 @@ class Run:
         except (Exception, KeyboardInterrupt) as error:
             said = traceback.format_exc()
             try:
-                if self.stopping() or isinstance(error, (Elsewhere, KeyboardInterrupt)):
+                if self.stopping() or isinstance(error, (EngineLost, KeyboardInterrupt)):
                     raise
                 self.learner.check()
             except (Exception, KeyboardInterrupt) as reason:
                 self.attempts.take_back()
-                if isinstance(reason, Elsewhere) and reason is not error:
+                if isinstance(reason, EngineLost) and reason is not error:
                     first = traceback.format_exception_only(error)[0].strip().splitlines()[0]
-                    raise type(reason)(f"{reason}; before that the step failed with {first}") from error
+                    raise EngineLost(f"{reason}; before that the step failed with {first}") from error
                 raise
             self.attempts.failed(said)
             raise

@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from ajet_trainer.attempts import Elsewhere
 
-
-class EngineLost(Elsewhere):
-    """An engine died, did not take the weights or serves others; the message says which one and what is known."""
+class EngineLost(RuntimeError):
+    """An engine died, did not take the weights or serves others; the message says which one and what is known. A step
+    that fails of it did not fail of its episodes (`ajet_trainer.attempts`)."""
 
 
 def each(urls: Sequence[str], tell: Callable[[str], None]) -> None:

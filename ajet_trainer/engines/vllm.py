@@ -16,12 +16,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import httpx
 
 from ajet_sdk.sockets import watching
-from ajet_trainer.agreement import Answer
 
 WAKE_S = 30.0
 """For how long an engine is told to go on, and is asked to forget what old weights computed."""
@@ -45,6 +44,16 @@ _NEUTRAL = {
     "frequency_penalty": 0,
 }  # fmt: skip
 """So that no default of the engine counts."""
+
+
+class Answer(NamedTuple):
+    """A greedy answer of an engine: token ids and its logprob of each [T]. Those of the `likeliest` tokens at a place
+    [T, 5], and of the answer computed `again` as a prompt [T], are empty if it does not tell them."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    likeliest: tuple[tuple[float, ...], ...] = ()
+    again: tuple[float, ...] = ()
 
 
 class Vllm:

@@ -20,7 +20,7 @@ from ajet_proxy.core.identity.ladder import identify
 from ajet_proxy.core.protocol.dialect import Dialect
 from ajet_proxy.core.protocol.exchange import Exchange, question
 from ajet_proxy.core.protocol.request import JsonBody
-from ajet_proxy.core.protocol.responses.items import spoken
+from ajet_proxy.core.protocol.responses.history import spoken
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.call import Captured

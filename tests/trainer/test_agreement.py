@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ajet_trainer.agreement import Answer, difference, fresh_kl, shown_by, tolerance
+from ajet_trainer.agreement import difference, fresh_kl, shown_by, tolerance
 from ajet_trainer.batch import Row, to_row
+from ajet_trainer.engines.vllm import Answer
 from tests.trainer.making import sample
 
 

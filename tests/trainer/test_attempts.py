@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ajet_trainer.attempts import IN_A_ROW, KILLED, MAX_ATTEMPTS, Attempts, Elsewhere, NoUpdate, StepsFail
+from ajet_trainer.attempts import IN_A_ROW, KILLED, MAX_ATTEMPTS, Attempts, NoUpdate, StepsFail
 from ajet_trainer.batch import Row
+from ajet_trainer.engines import EngineLost
 from tests.trainer.making import batch
 from tests.trainer.scripted_learner import Killed
 from tests.trainer.test_step import Setting
@@ -29,7 +30,7 @@ def broken(
 
     def check() -> None:
         if dead_engine and failed:
-            raise Elsewhere("the engine is gone")
+            raise EngineLost("the engine is gone")
 
     setting.learner.train, setting.learner.check = train, check  # type: ignore[method-assign]
     run.start()
@@ -68,7 +69,7 @@ def test_a_batch_that_fails_three_steps_is_set_aside_and_the_run_goes_on(tmp_pat
 
 @pytest.mark.parametrize(("how", "more"), [
     (KeyboardInterrupt(), {}), (RuntimeError("worker died"), {"dead_engine": True}),
-    (RuntimeError("Ray got the SIGTERM too"), {"stopping": True}), (Elsewhere("no room for the weights"), {}),
+    (RuntimeError("Ray got the SIGTERM too"), {"stopping": True}), (EngineLost("no room for the weights"), {}),
 ])  # fmt: skip
 def test_a_stop_or_a_lost_engine_is_not_the_batchs_fault(
     tmp_path: Path, how: BaseException, more: dict[str, bool]
@@ -86,7 +87,7 @@ def test_a_stop_or_a_lost_engine_is_not_the_batchs_fault(
 def test_a_lost_engine_does_not_hide_why_the_step_failed(tmp_path: Path) -> None:
     """Both may have died of one thing, such as memory."""
     words = "the engine is gone; before that the step failed with MemoryError: too little"
-    with pytest.raises(Elsewhere, match=words):
+    with pytest.raises(EngineLost, match=words):
         broken(Setting(tmp_path, 1), MemoryError("too little\nand more"), dead_engine=True)
 
 

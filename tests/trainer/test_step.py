@@ -12,9 +12,9 @@ from ajet_sdk.errors import Conflict, NotFound, ProxyUnreachable
 from ajet_sdk.routes import SetMix
 from ajet_sdk.sample import BatchEpisode, Group
 from ajet_trainer.admission import admit
-from ajet_trainer.attempts import Elsewhere
 from ajet_trainer.batch import to_rows
 from ajet_trainer.config import Config, digest
+from ajet_trainer.engines import EngineLost
 from ajet_trainer.figures import batch_figures, logged
 from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
@@ -240,10 +240,10 @@ def test_engines_are_looked_at_before_each_step_though_batches_are_always_ready(
     assert setting.learner.checks == 1
 
     def check() -> None:
-        raise Elsewhere("it serves another model")
+        raise EngineLost("it serves another model")
 
     setting.learner.check = check  # type: ignore[method-assign]
-    with pytest.raises(Elsewhere):
+    with pytest.raises(EngineLost):
         run.step()
     run.close()
     assert setting.learner.version == 1 and setting.proxy.gate == "open"

@@ -15,7 +15,7 @@ from verl.utils.debug import marked_timer
 from ajet_sdk.errors import AjetError
 from ajet_sdk.runs import LEARNING_RATE
 from ajet_sdk.settings import ConfigError
-from ajet_trainer import trained_rows
+from ajet_trainer import agreement, trained_rows
 from ajet_trainer.attempts import NoUpdate
 from ajet_trainer.backends.verl import compared, settings, weights
 from ajet_trainer.backends.verl.checkpoints import DTYPE, prune
@@ -25,7 +25,7 @@ from ajet_trainer.backends.verl.rows import put_rows, trained
 from ajet_trainer.backends.verl.trainer import AjetTrainer
 from ajet_trainer.batch import Row
 from ajet_trainer.config import MINI_BATCH, Config
-from ajet_trainer.engines import EngineLost, answers
+from ajet_trainer.engines import EngineLost
 from ajet_trainer.engines.attached import Attached
 from ajet_trainer.engines.weights import dead_engine
 from ajet_trainer.run_folder import sync
@@ -182,8 +182,8 @@ class VerlLearner:
         """An engine of ours gives up its devices meanwhile, as in a step."""
         verl, ours = self._verl, self._verl.ours
         urls, key = self.upstreams() or ours.engine_urls, "" if self.colocated else ours.engine_key
-        prompt = verl.tokenizer.encode(answers.PROMPT)
-        found = answers.answers(urls, ours.model_name, prompt, key)
+        prompt = verl.tokenizer.encode(agreement.PROMPT)
+        found = agreement.answers(urls, ours.model_name, prompt, key)
         if self.colocated:
             verl.on_sample_end()
         computed = verl.actor_rollout_wg.logprobs_of([(prompt, answer.ids) for answer in found])
@@ -192,7 +192,7 @@ class VerlLearner:
         rollout = verl.config.actor_rollout_ref.rollout
         served = str(rollout.get("quantization") or rollout.dtype) if self.colocated else None
         for url, answer, own in zip(urls, found, next(one for one in computed if one is not None), strict=True):
-            answers.check(url, answer, own, served, compared.dtype_of(verl.config))
+            agreement.check(url, answer, own, served, compared.dtype_of(verl.config))
 
     def _keep(self, rows: Sequence[Row], partition: str) -> None:
         """Writes what the step knows of its rows into a file for reading. The step has worked, even if that fails."""

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from ajet_trainer.agreement import OtherWeights
-from ajet_trainer.attempts import Elsewhere
 from ajet_trainer.backends.verl import settings, trainer
 from ajet_trainer.backends.verl.compared import logprobs_of
 from ajet_trainer.batch import Row
@@ -97,7 +96,7 @@ def test_a_step_ends_before_its_update_if_fresh_tokens_are_not_the_trainers(
     monkeypatch: pytest.MonkeyPatch, tiny: Path, tokens: int, off: float, most: float, stops: bool
 ) -> None:
     """Tokens of older weights may be as far off as they like."""
-    assert not issubclass(OtherWeights, Elsewhere), "the batch is tried three times, and not for ever"
+    assert not issubclass(OtherWeights, EngineLost), "the batch is tried three times, and not for ever"
     made: Any = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     made.ours, old = Config(model=str(tiny), max_kl=most), 50
     one = row([5], [6] * (tokens + old), 0)

@@ -1,6 +1,6 @@
 """Recognizing history on ``/v1/responses``: the outline of a request whose history is told in items, or by a name.
 
-Items are known by the messages that the engine makes of them (see `items`). A streamed answer is told twice, in events
+Items are known by the messages that the engine makes of them (`history`). A streamed answer is told twice, in events
 and as a whole at the end, and vLLM gives its calls other ids there. The client may have kept either, so an answer is
 known by both. A request with ``previous_response_id`` does not repeat its history. It continues the very response that
 it names, with its reasoning and its calls, under the same instructions.
@@ -19,8 +19,7 @@ from itertools import groupby
 from typing import Any, ClassVar
 
 from ajet_proxy.core.continuity.memory import FIELD, HARMLESS, Outcome, Outline, digest, shape_of, sought_by
-from ajet_proxy.core.protocol.responses.history import ResponseHistory
-from ajet_proxy.core.protocol.responses.items import Spoken, spoken
+from ajet_proxy.core.protocol.responses.history import ResponseHistory, Spoken, spoken
 from ajet_proxy.core.tokens import are_tokens
 
 _HARMLESS = HARMLESS | {

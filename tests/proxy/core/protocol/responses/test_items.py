@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.protocol.responses.items import spoken
+from ajet_proxy.core.protocol.responses.history import spoken
 
 USER = {"role": "user", "content": "hello"}
 TEXT = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi", "annotations": []}]}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.protocol.responses.items import spoken
+from ajet_proxy.core.protocol.responses.history import spoken
 from ajet_proxy.core.protocol.responses.outline import functions, is_unfinished, kinds
 from tests.proxy.core.protocol.responses.test_items import CALL, RESULT, TEXT, THOUGHT, USER
 
