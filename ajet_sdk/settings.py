@@ -213,7 +213,8 @@ def toml(text: str) -> dict[str, Any]:
         from tomllib import loads
     else:
         from tomli import loads
-    return loads(text)
+    found: dict[str, Any] = loads(text)
+    return found
 
 
 def toml_of(document: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,5 +1,5 @@
-"""Everything that a trainer asks of inference servers, in no backend. `vllm` alone has the words of the kind there is:
-another kind would be a class with the methods of `vllm.Vllm`."""
+"""Everything that a trainer asks of inference servers; no backend asks them itself. `vllm` alone has the words of vLLM.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -69,7 +69,7 @@ class Vllm:
             timeout=httpx.Timeout(30.0, read=timeout_s),
         )  # fmt: skip
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Vllm:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,8 +137,6 @@ class Vllm:
         def awake() -> str:
             self._ask("/resume", timeout_s=ANSWER_S)
             told = self._http.get(_PAUSED, timeout=ANSWER_S)
-            if told.status_code == 404:
-                return ""
             return "it stays frozen" if told.raise_for_status().json()["is_paused"] else ""
 
         return again(awake, patience_s)
@@ -247,5 +245,6 @@ def words(error: Exception) -> str:
     if error.response.status_code == 401:
         return f"HTTP 401 from {path}: it wants its API key: set AJET_UPSTREAM_KEY for the trainer, as for the daemon"
     if error.response.status_code == 404 and '"error"' not in text:
-        return f"{path} is missing; {_HOW.get(path, DEV_MODE)}"
+        how = next((how for route, how in _HOW.items() if path.endswith(route)), DEV_MODE)
+        return f"{path} is missing; {how}"
     return f"HTTP {error.response.status_code} from {path}: {text[:300]}"

@@ -1,5 +1,5 @@
 """Runs from afar: what may run on this host, who keeps it, and what is told of it. The command line alone asks here.
-Nothing outside of this folder names a module of it but what stands here."""
+Other packages import what stands here, and none of its modules."""
 
 from ajet_trainer.runs.supervisor import serve
 from ajet_trainer.runs.systemd import install

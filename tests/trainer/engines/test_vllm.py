@@ -1,4 +1,4 @@
-"""Requests of a trainer to engines: over connections that the other side closes, and until it was heard."""
+"""vLLM as a trainer asks it: over connections that the other side closes, until it was heard, in words that help."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ajet_trainer.engines import EngineLost, each
+from ajet_trainer.engines import EngineLost, each, vllm
 from ajet_trainer.engines.vllm import Vllm
 from tests.trainer.stub_engine import StubEngine
 
@@ -72,6 +72,23 @@ def test_settings_are_waited_for_longer_than_what_needs_no_work() -> None:
     with Vllm("http://e", 1.0) as asked:
         asked._http = httpx.Client(base_url="http://e", transport=httpx.MockTransport(answer), timeout=1)
         assert asked.dtype() == "float32" and waits == [60.0]
+
+
+@pytest.mark.parametrize("under", ["", "/behind/a/path"])
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/models", "is there a vLLM?"),
+        ("/v1/completions", "is there a vLLM?"),
+        ("/v1/load_lora_adapter", vllm.ADAPTERS),
+        ("/v1/unload_lora_adapter", vllm.ADAPTERS),
+        ("/collective_rpc", vllm.DEV_MODE),
+    ],
+)
+def test_a_route_that_is_missing_is_said_with_how_vllm_has_it(path: str, said: str, under: str) -> None:
+    request = httpx.Request("POST", f"http://e{under}{path}")
+    error = httpx.HTTPStatusError("", request=request, response=httpx.Response(404, request=request))
+    assert vllm.words(error) == f"{under}{path} is missing; {said}"
 
 
 def test_an_engine_forgets_once_nothing_uses_what_it_has_computed(engine: StubEngine) -> None:
