@@ -198,10 +198,13 @@ async def test_a_call_whose_logprobs_were_asked_for_has_those_of_the_model() -> 
 
 
 async def test_a_client_that_leaves_meanwhile_loses_its_call_and_the_questions_go_on() -> None:
-    async with EngineStub(sampling=Sampling(delay_s=1.0)) as stub, Front(stub.url) as front:
+    may = asyncio.Event()
+    async with EngineStub(sampling=Sampling(may=may)) as stub, Front(stub.url) as front:
         gone = asyncio.create_task(ask(front))
         await until(lambda: stub.sampling.asked)
         await leave(gone)
+        await until(lambda: front.lost)
+        may.set()
         await ask(front)
         assert len(stub.sampling.asked) == QUESTIONS
     assert front.lost == ["disconnected"] and told(front) == [{"logprobs": "raw"}]
