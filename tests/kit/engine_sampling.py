@@ -21,8 +21,8 @@ ECHOED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 @dataclass(slots=True)
 class Sampling:
     """The `defaults` of its model, which an engine that `renders` tells, and another one shows. Its logprobs are
-    `processed` or raw. It may refuse all questions, with `status`, or answer them only after `delay_s`, or once it
-    `may`. `strict` tools become a grammar, or `all_tools`. `asked` is what it was asked, by route and body."""
+    `processed` or raw. It may refuse all questions, with `status`, or answer them only once it `may`. `strict` tools
+    become a grammar, or `all_tools`. `asked` is what it was asked, by route and body."""
 
     defaults: dict[str, float] = field(default_factory=dict)
     processed: bool = False
@@ -30,7 +30,6 @@ class Sampling:
     status: int = 200
     strict: bool = True
     all_tools: bool = False
-    delay_s: float = 0.0
     may: asyncio.Event | None = None
     asked: list[tuple[str, Any]] = field(default_factory=list)
 
@@ -43,7 +42,6 @@ class Sampling:
     async def answer(self, path: str, body: Any) -> tuple[int, bytes]:
         """The status and the body of the answer."""
         self.asked.append((path, body))
-        await asyncio.sleep(self.delay_s)
         if self.may is not None:
             await self.may.wait()
         if self.status != 200:

@@ -55,8 +55,12 @@ async def test_an_engine_is_asked_once_and_what_it_says_counts_for_all_calls() -
 
 
 async def test_calls_that_come_at_once_ask_together() -> None:
-    async with EngineStub(sampling=Sampling(processed=True, delay_s=0.05)) as stub, Front(stub.url) as front:
-        await asyncio.gather(*(ask(front, n=2) for _ in range(5)))
+    may = asyncio.Event()
+    async with EngineStub(sampling=Sampling(processed=True, may=may)) as stub, Front(stub.url) as front:
+        asking = asyncio.gather(*(ask(front, n=2) for _ in range(5)))
+        await asyncio.sleep(0.05)
+        may.set()
+        await asking
         assert len(stub.sampling.asked) == QUESTIONS
     assert told(front) == [{"logprobs": "processed"}] * 10
 
@@ -109,14 +113,14 @@ async def test_an_engine_without_render_routes_shows_which_defaults_are_off(
 async def test_a_silent_or_busy_engine_costs_little_and_is_asked_again_later(
     monkeypatch: pytest.MonkeyPatch, silent: bool
 ) -> None:
-    sampling = Sampling(delay_s=1e6) if silent else Sampling(status=503)
+    sampling = Sampling(may=asyncio.Event()) if silent else Sampling(status=503)
     monkeypatch.setattr(probe, "LIMIT_S", 0.5)
     monkeypatch.setattr(probe, "RETRY_S", 3600.0)
     async with EngineStub(sampling=sampling) as stub, Front(stub.url) as front:
         for _ in range(2):
             assert (await ask(front)).status == 200
         assert len(stub.sampling.asked) == QUESTIONS, "not for each call"
-        sampling.delay_s, sampling.status = 0.0, 200
+        sampling.may, sampling.status = None, 200
         monkeypatch.setattr(probe, "LIMIT_S", 300.0)
         await later(monkeypatch, 3601.0)
         while not told(front)[3:] or told(front)[-1]["logprobs"] == "unknown":
@@ -140,8 +144,12 @@ async def test_an_engine_that_says_odd_things_of_itself_costs_no_call(
 
 async def test_the_first_calls_wait_for_what_a_slow_engine_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "PATIENCE_S", 0.1)
-    async with EngineStub(sampling=Sampling(delay_s=0.5)) as stub, Front(stub.url) as front:
-        await asyncio.gather(*(ask(front) for _ in range(4)))
+    may = asyncio.Event()
+    async with EngineStub(sampling=Sampling(may=may)) as stub, Front(stub.url) as front:
+        asking = asyncio.gather(*(ask(front) for _ in range(4)))
+        await asyncio.sleep(0.5)
+        may.set()
+        await asking
         await ask(front)
         assert len(stub.sampling.asked) == QUESTIONS
     assert told(front) == [{"logprobs": "raw"}] * 5
