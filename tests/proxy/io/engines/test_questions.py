@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -125,8 +126,8 @@ async def test_an_engine_that_says_nothing_leaves_it_to_the_limit_of_the_request
 ) -> None:
     monkeypatch.setattr(questions, "STOP_S", 0.2)
     async with EngineStub() as stub:
-        for status, delay_s in ((400, 0.0), (200, 60.0)):
-            stub.sampling.status, stub.sampling.delay_s = status, delay_s
+        for status, may in ((400, None), (200, asyncio.Event())):
+            stub.sampling.status, stub.sampling.may = status, may
             assert await cut(stub.url, 9, max_tokens=2) == [True]
             assert await cut(stub.url, 9, max_tokens=3) == await cut(stub.url, 9) == [False]
     assert await cut(DEAD, 9, max_tokens=2) == [True]
@@ -135,7 +136,7 @@ async def test_an_engine_that_says_nothing_leaves_it_to_the_limit_of_the_request
 async def test_all_choices_of_an_answer_wait_no_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "STOP_S", 0.2)
     async with EngineStub() as stub:
-        stub.sampling.delay_s = 60.0
+        stub.sampling.may = asyncio.Event()
         assert await cut(stub.url, *range(20, 30), max_tokens=2) == [True] * 10
         assert len(stub.sampling.asked) == 1
 
