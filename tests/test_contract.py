@@ -232,7 +232,7 @@ def test_the_events() -> None:
 
 def test_the_scopes_and_what_each_error_says() -> None:
     assert {route.scope for route in routes.ROUTES} <= set(words(SECTIONS["11.4"]))
-    kinds = (*errors._KINDS, errors.AjetError)
+    kinds: tuple[type[errors.AjetError], ...] = (*errors._KINDS, errors.AjetError)
     shown = [(int(status), words(kind)[0], words(theirs)[0]) for status, kind, theirs, _ in table("5.8")]
     assert shown == sorted((kind.status, kind.type, body_of(kind(""))["error"]["type"]) for kind in kinds)
 

@@ -302,7 +302,8 @@ def test_a_call_and_a_sample() -> None:
 def test_the_frame() -> None:
     samples = (SAMPLE, plain(SAMPLE, told("7.1", "sample")))
     given = {"id": "r", "value": 1.0, "final": True, "at": 1.0}
-    batch = Batch("b", 1.0, 1, (Group("t", *2 * [(BatchEpisode("e", "t", "m", 1.0, (given,), samples),)], "l"),))
+    episodes = (BatchEpisode("e", "t", "m", 1.0, (given,), samples),)
+    batch = Batch("b", 1.0, 1, (Group("t", episodes, episodes, "l"),))
     sent = msgpack.unpackb(frame.encode_batch(batch), raw=False)
     group = sent["groups"][0]
     for of, seen in (

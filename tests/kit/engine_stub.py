@@ -21,7 +21,7 @@ import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from aiohttp import web
 
@@ -87,7 +87,7 @@ class EngineStub:
     _count: int = 0
     _runner: web.AppRunner | None = None
 
-    async def __aenter__(self) -> EngineStub:
+    async def __aenter__(self) -> Self:
         self.paused.set()
         app = web.Application(client_max_size=1 << 30)
         for path in WRITERS:

@@ -41,7 +41,8 @@ def test_an_episode_is_one_session_unless_its_rewards_are_apart() -> None:
 def given_to(calls: Sequence[str], values: Sequence[float], samples: int) -> BatchEpisode:
     """An episode that got 1.0 for the whole and `values` for `calls`; what each sample has of them is added up."""
     one = episode("e", 1.0, samples=samples, turns=2)
-    rewards = ({"value": 1.0}, *({"value": value, "call": call} for call, value in zip(calls, values, strict=True)))
+    of_calls: list[Any] = [{"value": value, "call": call} for call, value in zip(calls, values, strict=True)]
+    rewards = ({"value": 1.0}, *of_calls)
     made = [replace(sample, reward=sum(item["value"] for item in rewards if item.get("call", sample.calls[0])
                                        in sample.calls)) for sample in one.samples]  # fmt: skip
     return replace(one, rewards=rewards, samples=tuple(made))

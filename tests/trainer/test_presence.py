@@ -118,6 +118,7 @@ def test_who_was_taken_over_pushes_nothing_and_ends(daemon: ProxyProcess, tmp_pa
     said = list[str]()
     with trainer(daemon.url, tmp_path / "one", said) as first, Rig(daemon.url) as rig:
         first.start()
+        assert isinstance(first.learner, Attached)
         pushed = first.learner.pushed
         played(rig)
         with trainer(daemon.url, tmp_path / "one", said) as again:

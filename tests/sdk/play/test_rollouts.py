@@ -167,7 +167,9 @@ async def test_a_task_without_a_name_is_the_callers_mistake(stub: ControlStub, t
 
 
 async def test_a_mapping_is_called_as_its_line_in_a_file_is(stub: ControlStub, tmp_path: Path) -> None:
-    mappings = [{"question": "1 + 1?", "answer": 2}, {"id": 7}, {"task": {}, "id": "x"}, {"task": "t", "id": 1}]
+    mappings: list[dict[str, Any]] = [
+        {"question": "1 + 1?", "answer": 2}, {"id": 7}, {"task": {}, "id": "x"}, {"task": "t", "id": 1},
+    ]  # fmt: skip
     file = tmp_path / "tasks.jsonl"
     file.write_text("".join(json.dumps(dict(reversed(one.items()))) + "\n" for one in mappings))
     results = await aio.run(one, mappings, repeat=1, parallel=1)

@@ -83,7 +83,7 @@ def cut_answer() -> aiohttp.ClientPayloadError:
 
 
 UNREACHED = (
-    ConnectionRefusedError(), ConnectionResetError(), ConnectionAbortedError(), http.client.RemoteDisconnected(),
+    ConnectionRefusedError(), ConnectionResetError(), ConnectionAbortedError(), http.client.RemoteDisconnected(""),
     http.client.IncompleteRead(b""), socket.gaierror(), urllib.error.URLError(ConnectionRefusedError()),
     urllib.error.URLError(TimeoutError("while connecting")), urllib.error.URLError(socket.gaierror()),
     httpx.ConnectError(""), httpx.ReadError(""), httpx.RemoteProtocolError(""), httpx.ConnectTimeout(""),

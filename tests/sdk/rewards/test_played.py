@@ -40,7 +40,8 @@ WORLD_FAULTS: dict[str, tuple[Fault, bool]] = {
 AGENT_FAULTS: dict[str, tuple[Fault, bool]] = {
     str(status): ({"kind": "status", "status": status}, False) for status in (400, 413, 422)
 }
-FAULTS = {WORLD: WORLD_FAULTS, AGENT: AGENT_FAULTS, NOBODY: {"nothing": ({}, False)}}
+NO_FAULT: dict[str, tuple[Fault, bool]] = {"nothing": ({}, False)}
+FAULTS = {WORLD: WORLD_FAULTS, AGENT: AGENT_FAULTS, NOBODY: NO_FAULT}
 OPTIONS = {
     "stdout": ("--reward-from", "stdout"), "file": ("--reward-from", "file"),
     "exit-code": ("--reward-from", "exit-code"), "grader 1": ("--reward-cmd", "echo 1"),

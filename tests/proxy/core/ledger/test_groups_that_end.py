@@ -123,10 +123,11 @@ def test_revisions_and_lanes_are_apart(rig: LedgerRig) -> None:
 
 def played(rig: LedgerRig, *, task: str = "t", reward: float = 1.0, **how: Any) -> str:
     """A ready episode of a client's revision or lane."""
-    (opened,) = rig.commands.open_episode(OpenEpisode(task=task), episode=rig.id("ep"), at=rig.at, tenant="")
+    episode = rig.id("ep")
+    (opened,) = rig.commands.open_episode(OpenEpisode(task=task), episode=episode, at=rig.at, tenant="")
     rig.run([structs.replace(opened, **how)])
-    rig.ends(opened.episode, reward)
-    return str(opened.episode)
+    rig.ends(episode, reward)
+    return episode
 
 
 def test_after_a_flush_nothing_more_is_waited_for(rig: LedgerRig) -> None:

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_proxy.core.protocol.chat import Chat
+from ajet_proxy.core.protocol.completions import Completions
 from ajet_proxy.core.protocol.dialect import Dialect, with_versions
 from ajet_proxy.core.protocol.reading import Reading, joined
 from ajet_proxy.core.protocol.routes import CAPTURED
@@ -57,9 +59,11 @@ def test_the_fast_way_is_the_same_way(
 
 def test_the_fast_way_is_taken_for_what_the_engine_really_sends() -> None:
     for path in (CHAT, COMPLETIONS):
+        dialect = CAPTURED[path]
+        assert isinstance(dialect, Chat | Completions)
         asked = [tape for (_, asker), tape in tapes.load().items() if asker == "proxy" and tape.route == path]
         data = [chunk.encode() for tape in asked if tape.stream for chunk in tape.chunks]
-        taken = sum(bool(CAPTURED[path].usual.fullmatch(item)) for item in data)
+        taken = sum(bool(dialect.usual.fullmatch(item)) for item in data)
         assert taken > len(data) / 2, f"{taken} of {len(data)} events"
 
 

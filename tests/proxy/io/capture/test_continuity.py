@@ -416,7 +416,8 @@ class Nested(EngineStub):
     async def write(self, request: web.Request, parts: Any, *how: Any) -> web.StreamResponse:
         deep = b'{"more":' + b'{"a":' * 1200 + b"1" + b"}" * 1200 + b","
         whole = b"".join(parts).replace(b'"message":{', b'"message":' + deep)
-        return await super().write(request, [whole], *how[:-1], len(whole))
+        fault, delay, content_type, _ = how
+        return await super().write(request, [whole], fault, delay, content_type, len(whole))
 
 
 async def test_an_answer_that_is_nested_too_deeply_to_be_known_again_is_captured_all_the_same() -> None:

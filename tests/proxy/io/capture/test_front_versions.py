@@ -17,7 +17,7 @@ from tests.proxy.io.front import CHAT, COMPLETIONS, Front, until
 pytestmark = pytest.mark.usefixtures("flying")
 
 TEXT = "one two three four five six"
-BODY = {
+BODY: dict[str, dict[str, Any]] = {
     CHAT: {"model": "stub", "messages": [{"role": "user", "content": f"say: {TEXT}"}]},
     COMPLETIONS: {"model": "stub", "prompt": f"say: {TEXT}"},
 }

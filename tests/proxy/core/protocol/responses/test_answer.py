@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.core.protocol.responses.answer import ResponseReading
 from ajet_proxy.core.protocol.responses.dialect import LIMIT, KeptResponses, fetched, shown
 from ajet_proxy.core.protocol.responses.dialect import RESPONSES as DIALECT
 from ajet_proxy.core.trajectory.call import Captured, Outcome, Unscored
@@ -266,10 +267,12 @@ def test_a_call_is_lost_by_what_contradicts_it_behind_the_end_and_by_nothing_els
     running = streaming(path=RESPONSES)
     running.feed(begin(0) + end(response([text(rows(-0.5, -1.0))])))
     assert running.release() and ids_of(running.outcomes) == [(5, 6)]
-    shown = list(running.reader.shown)
+    reader = running.reader
+    assert isinstance(reader, ResponseReading)
+    shown = list(reader.shown)
     running.feed(more)
     assert reasons(running.outcomes) == [reason] == [running.contradicted or "captured"]
-    assert running.reader.shown == shown, "nothing of it is kept"
+    assert reader.shown == shown, "nothing of it is kept"
 
 
 def test_a_prompt_that_changes_in_mid_stream_is_not_told_exactly() -> None:
