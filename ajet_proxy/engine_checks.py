@@ -137,14 +137,14 @@ class EngineChecks:
         draws = [await self._answer(path, body) for path, body in more]
         known = sampling.with_draws(known, draws)
         told = dict(known.defaults)
-        untold = [name for name in sampling.OFF if name not in told]
+        unstated = [name for name in sampling.OFF if name not in told]
         hidden = [f"{name} {value:g}" for name, value in told.items() if value not in sampling.OFF[name]]
-        hidden += [f"{name} (perhaps)" for name in untold if any(draws)]
+        hidden += [f"{name} (perhaps)" for name in unstated if any(draws)]
         if hidden:
             defaults = self._fault(f"samples by hidden defaults where agents name no parameter: {', '.join(hidden)}",
                                    "start vLLM with --generation-config vllm, or let agents name these parameters")
-        elif untold:
-            unknown = ", ".join(untold)
+        elif unstated:
+            unknown = ", ".join(unstated)
             defaults = self._warning(f"does not tell its defaults, so these are recorded as unknown: {unknown}",
                                      "start vLLM with --enable-scale-out: its render routes tell them")
         else:

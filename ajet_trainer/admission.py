@@ -61,13 +61,13 @@ class Rejection:
 @dataclass(frozen=True, slots=True)
 class Admission:
     """The groups to train (with refused episodes left out) and the refused episodes. Of the others, `left_out` counts
-    the calls that are not trained, and `untold` those that nobody knows the sampling of, by reason. `penalties` are
+    the calls that are not trained, and `unstated` those that nobody knows the sampling of, by reason. `penalties` are
     those for length, one for each of the others."""
 
     groups: tuple[Group, ...]
     rejected: tuple[Rejection, ...]
     left_out: Counter[str] = field(default_factory=Counter)
-    untold: Counter[str] = field(default_factory=Counter)
+    unstated: Counter[str] = field(default_factory=Counter)
     penalties: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -91,7 +91,7 @@ def admit(
     groups: list[Group] = []
     rejected: list[Rejection] = []
     often = Counter(name for group in batch.groups for episode in group.episodes for name in names_of(episode))
-    left_out, untold, penalties = Counter[str](), Counter[str](), dict[str, float]()
+    left_out, unstated, penalties = Counter[str](), Counter[str](), dict[str, float]()
     for group in batch.groups:
         kept: list[BatchEpisode] = []
         for leased in group.episodes:
@@ -108,7 +108,7 @@ def admit(
             penalties[episode.episode] = penalty
             treated = treat(episode, rule)
             left_out += treated.left_out
-            untold += treated.untold
+            unstated += treated.unstated
             if treated.refused is not None:
                 rejected.append(Rejection(episode.episode, "sampling", treated.refused))
             else:
@@ -129,7 +129,7 @@ def admit(
             rejected.extend(Rejection(episode.episode, *fault) for episode in kept)
         elif kept:
             groups.append(admitted)
-    admission = Admission(tuple(groups), tuple(rejected), left_out, untold)
+    admission = Admission(tuple(groups), tuple(rejected), left_out, unstated)
     return replace(admission, penalties={one.episode: penalties[one.episode] for one in admission.episodes})
 
 

@@ -58,7 +58,7 @@ def batch_figures(
         "uncertain_tokens": sum(sample.uncertain_tokens for sample in samples),
         "repaired_tokens": sum(sample.repaired_tokens for sample in samples),
         "corrected_tokens": sum(tokens_that_are("corrected", sample) for sample in samples),
-        "untold_tokens": sum(tokens_that_are("untold", sample) for sample in samples),
+        "unstated_tokens": sum(tokens_that_are("unstated", sample) for sample in samples),
         "left_out_calls": dict(sum((admission.left_out for _, admission in hand), Counter[str]())),
     }
 

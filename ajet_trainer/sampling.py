@@ -6,7 +6,7 @@ The trainer computes logprobs of the whole vocabulary at one temperature a row. 
 - *corrected* if something else shaped the distribution, and its logprobs are of the shaped one. Then the token-level
   weight, which is the trainer's probability over the engine's, is defined;
 - *left out* if neither holds, or nothing was sampled at all;
-- *untold* if the daemon does not say how it was sampled, or the engine not what its defaults are.
+- *unstated* if the daemon does not say how it was sampled, or the engine not what its defaults are.
 
 `treat` leaves calls out of an episode: their tokens stay as history, with mask 0. A sample with calls at several
 temperatures becomes one sample for each. `calls` stays, because the reward is that of all of them, and `spans` says
@@ -40,7 +40,7 @@ from ajet_trainer.turns import ByTurn
 T = TypeVar("T")
 Runs = tuple[tuple[T, int], ...]
 """Values with the number of sampled tokens that each holds for, in order."""
-Kind = Literal["exact", "corrected", "untold", "left out"]
+Kind = Literal["exact", "corrected", "unstated", "left out"]
 
 OTHERS = ("raw", "scored")
 """Logprobs that are known not to be of the shaped distribution, but for a grammar in raw ones."""
@@ -71,7 +71,7 @@ ADVICE = {
     "completions",
     "unknown_logprobs": "their engine did not say what distribution the logprobs are of. Either it was too busy to "
     f"answer, and the daemon's log says so; or it is not vLLM. If it is: {PROCESSED}",
-    "untold": "the daemon does not say how they were sampled: its engine must be one that it can ask",
+    "unstated": "the daemon does not say how they were sampled: its engine must be one that it can ask",
     "temperature": "this learner computes one temperature: set actor_rollout_ref.rollout.temperature in [verl] to it, "
     "or actor_rollout_ref.model.use_fused_kernels to false",
     UNJUDGED: "no reward reaches them, and nothing is compared with their episode: give each call a reward, or the "
@@ -131,20 +131,20 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Treated:
-    """An episode as it is trained, and how many of its calls were left out, and are untold, by reason. With `refused`
+    """An episode as it is trained, and how many of its calls were left out, and are unstated, by reason. With `refused`
     none of it is trained."""
 
     episode: BatchEpisode
     left_out: Counter[str] = field(default_factory=Counter)
-    untold: Counter[str] = field(default_factory=Counter)
+    unstated: Counter[str] = field(default_factory=Counter)
     refused: str | None = None
 
 
 def judge(facts: Mapping[str, Any] | None, assumed: float) -> Verdict:
     """The kind of a call with these `facts`; `assumed` is the temperature of one that does not tell its own. What is
-    known decides first: a call that is wrong whatever the engine's defaults are is not untold."""
+    known decides first: a call that is wrong whatever the engine's defaults are is not unstated."""
     if facts is None:
-        return Verdict("untold", assumed, "untold")
+        return Verdict("unstated", assumed, "unstated")
     told = {name: value for name, value in facts.items() if value is not None}
     heat, logprobs = told.get("temperature", 1.0), told.get("logprobs")
     shaping = sorted(set(told) - set(PLAIN))
@@ -159,14 +159,16 @@ def judge(facts: Mapping[str, Any] | None, assumed: float) -> Verdict:
     if logprobs != "processed" and (temperature != 1.0 or set(shaping) - within):
         return Verdict("left out", assumed, f"{logprobs if logprobs in OTHERS else 'unknown'}_logprobs")
     if unknown := sorted(set(facts) - set(told) - {"seed", "logprobs"}):
-        return Verdict("untold", assumed if "temperature" in unknown else temperature, f"untold_{'+'.join(unknown)}")
+        heat = assumed if "temperature" in unknown else temperature
+        return Verdict("unstated", heat, f"unstated_{'+'.join(unknown)}")
     return Verdict("corrected" if shaping else "exact", temperature, "+".join(shaping))
 
 
 def advice(reason: str, *, launched: bool = False) -> str:
-    """Advice about calls that are left out, or untold, for `reason`. `launched`: the engines are the trainer's own."""
-    untold = f"the engine does not tell its defaults: {DEFAULTS}"
-    said = untold if reason.startswith("untold_") else ADVICE.get(reason, ASKED)
+    """Advice about calls of a `reason`: left out, or unstated. `launched`: the engines are the trainer's own."""
+    said = ADVICE.get(reason, ASKED)
+    if reason.startswith("unstated_"):
+        said = f"the engine does not tell its defaults: {DEFAULTS}"
     for words, others in OF_OURS.items() if launched else ():
         said = said.replace(words, others)
     return said
@@ -189,7 +191,7 @@ def tokens_that_are(kind: Kind, sample: Sample) -> int:
 
 def computed(facts: Mapping[str, Any] | None) -> bool:
     """True if the trainer computes the distribution of a call with `facts`, as far as anybody tells."""
-    return judge(facts, 1.0).kind in ("exact", "untold")
+    return judge(facts, 1.0).kind in ("exact", "unstated")
 
 
 def run_fault(sample: Sample) -> str | None:
@@ -224,7 +226,7 @@ def treat(episode: BatchEpisode, rule: Rule) -> Treated:
             elif rule.sampling == "strict":
                 why = advice(verdict.reason, launched=rule.launched)
                 return replace(made, refused=f"call {turn.call}: {verdict.reason} ({why})")
-            counts = {"left out": made.left_out, "untold": made.untold}.get(verdict.kind)
+            counts = {"left out": made.left_out, "unstated": made.unstated}.get(verdict.kind)
             if counts is not None:
                 counts[verdict.reason] += 1
         if [turns] == list(kept.values()) or not turns:

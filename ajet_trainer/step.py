@@ -342,7 +342,7 @@ class Run:
                               f"in {path}")  # fmt: skip
         for reason in admission.left_out:
             self.progress.say_once(f"calls are left out ({reason}): {advice(reason, launched=rule.launched)}")
-        for reason in admission.untold:
+        for reason in admission.unstated:
             what = f"calls are trained without a word on how they were sampled ({reason})"
             self.progress.say_once(f"{what}: {advice(reason, launched=rule.launched)}")
         return admission

@@ -45,15 +45,15 @@ def measure(worker: Any, by_hand: ByHand, batch: Batch, rule: Rule) -> Truth:
     """The truth of a leased group, whose task is the way in which it was sampled."""
     shape = SHAPES[batch.groups[0].task]
     samples = [sample for one in batch.groups[0].episodes for sample in one.samples]
-    untold = [replace(one, samples=tuple(replace(sample, sampling=()) for sample in one.samples))
+    unstated = [replace(one, samples=tuple(replace(sample, sampling=()) for sample in one.samples))
               for one in batch.groups[0].episodes]  # fmt: skip
-    plain = to_rows("b", [replace(batch.groups[0], episodes=tuple(untold))])
+    plain = to_rows("b", [replace(batch.groups[0], episodes=tuple(unstated))])
     before = gap(plain, old_logprobs(worker, plain))
     admission = admit(batch, rule)
     rows = to_rows("b", admission.groups)
     if not rows:
         return Truth(f"left out: {' '.join(admission.left_out)}", before)
-    kinds = [kind for kind in ("exact", "corrected", "untold") if any(tokens_that_are(kind, one) for one in samples)]
+    kinds = [kind for kind in ("exact", "corrected", "unstated") if any(tokens_that_are(kind, one) for one in samples)]
     after = old_logprobs(worker, rows)
     errors = [compared(by_hand, row, old, shape) for row, old in zip(rows, after, strict=True)]
     engine, weights, used = (np.concatenate(column) for column in zip(*errors, strict=True))

@@ -93,5 +93,5 @@ def test_a_row_tells_which_version_sampled_what_it_is_compared_for() -> None:
     assert to_row("g", 0, 0, 1.0, one).versions.tolist() == [4, 4, 5, -1, -1, -1, -1, -1]  # type: ignore[union-attr]
     unsure = replace(one, uncertain_tokens=1)
     assert set(to_row("g", 0, 0, 1.0, unsure).versions.tolist()) == {-1}  # type: ignore[union-attr]
-    untold = replace(one, sampling=())
-    assert to_row("g", 0, 0, 1.0, untold).versions.tolist() == [4, 4, 5, -1, -1, 5, 5, 5]  # type: ignore[union-attr]
+    unstated = replace(one, sampling=())
+    assert to_row("g", 0, 0, 1.0, unstated).versions.tolist() == [4, 4, 5, -1, -1, 5, 5, 5]  # type: ignore[union-attr]

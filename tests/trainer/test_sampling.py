@@ -48,10 +48,10 @@ GREEDY = PROCESSED | {"temperature": 0}
         (PROCESSED | {"vllm_xargs": {"a": 1}}, "left out", 1.0, "vllm_xargs"),
         (PROCESSED | {"temperature": "warm"}, "left out", 1.0, "temperature"),
         (PROCESSED | {"temperature": -1.0}, "left out", 1.0, "temperature"),
-        (None, "untold", 1.0, "untold"),
-        (PROCESSED | {"top_p": None}, "untold", 1.0, "untold_top_p"),
-        (PROCESSED | {"top_p": None, "temperature": 0.7}, "untold", 0.7, "untold_top_p"),
-        (PROCESSED | {"temperature": None, "seed": None}, "untold", 1.0, "untold_temperature"),
+        (None, "unstated", 1.0, "unstated"),
+        (PROCESSED | {"top_p": None}, "unstated", 1.0, "unstated_top_p"),
+        (PROCESSED | {"top_p": None, "temperature": 0.7}, "unstated", 0.7, "unstated_top_p"),
+        (PROCESSED | {"temperature": None, "seed": None}, "unstated", 1.0, "unstated_temperature"),
         (RAW | {"temperature": 0.7, "top_p": None}, "left out", 1.0, "raw_logprobs"),
         (PROCESSED | {"temperature": 0, "top_p": None}, "left out", 1.0, "greedy"),
     ],
@@ -113,19 +113,19 @@ def test_a_sample_with_several_temperatures_becomes_one_for_each() -> None:
 def test_exact_trains_exact_calls_alone() -> None:
     made = treat(one(PROCESSED, TOP_P, None), Rule("exact"))
     assert masks(made) == ["0000" "111"]
-    assert made.left_out == {"top_p": 1, "untold": 1}
+    assert made.left_out == {"top_p": 1, "unstated": 1}
 
 
 def test_strict_refuses_an_episode_by_the_name_of_a_call() -> None:
     assert treat(one(PROCESSED, PROCESSED | {"temperature": 0.3}), Rule("strict")).refused is None
     assert (treat(one(PROCESSED, TOP_P), Rule("strict")).refused or "").startswith("call e/0/c1: top_p (")
-    assert (treat(one(PROCESSED, None), Rule("strict")).refused or "").startswith("call e/0/c1: untold (the daemon")
+    assert (treat(one(PROCESSED, None), Rule("strict")).refused or "").startswith("call e/0/c1: unstated (the daemon")
 
 
 def test_what_nobody_knows_the_sampling_of_is_trained_at_the_assumed_temperature() -> None:
     old = replace(one(PROCESSED), samples=(replace(sample("e/0"), sampling=()),))
     made = treat(old, Rule(temperature=0.6))
-    assert (made.episode, made.untold, made.refused) == (old, {"untold": 1}, None)
+    assert (made.episode, made.unstated, made.refused) == (old, {"unstated": 1}, None)
     assert to_row("g", 0, 0, 1.0, old.samples[0], 0.6).temperature == 0.6
     assert treat(old, Rule("strict")).refused
 
@@ -211,12 +211,12 @@ def trained_calls(part: Sample, calls: Mapping[str, Call], rule: Rule) -> list[s
 
 
 def test_every_reason_says_what_to_do() -> None:
-    assert "--generation-config vllm" in advice("untold_top_p") and "agents ask" in advice("top_p")
+    assert "--generation-config vllm" in advice("unstated_top_p") and "agents ask" in advice("top_p")
     assert "--logprobs-mode processed_logprobs" in advice("raw_logprobs")
-    for reason in ("untold_top_p", "top_p", *ADVICE):
+    for reason in ("unstated_top_p", "top_p", *ADVICE):
         assert "--" not in advice(reason, launched=True), "nobody starts an engine that the trainer launches"
     assert "rollout.logprobs_mode" in advice("raw_logprobs", launched=True)
     assert set(ADVICE) == {
-        "greedy", "raw_logprobs", "scored_logprobs", "unknown_logprobs", "untold", "temperature",
+        "greedy", "raw_logprobs", "scored_logprobs", "unknown_logprobs", "unstated", "temperature",
         "overlong", "unjudged",
     }

@@ -304,7 +304,7 @@ def test_metrics_of_a_step(tmp_path: Path) -> None:
         "prompt_tokens": 2 * (12 + 4),
         "merged_calls": 4, "merged_tokens": 2 * (2 * 7), "min_policy_version": 0, "max_policy_version": 0,
         "staleness_mean": 0.0, "staleness_max": 0, "uncertain_tokens": 0, "repaired_tokens": 0,
-        "corrected_tokens": 0, "untold_tokens": 0, "left_out_calls": {},
+        "corrected_tokens": 0, "unstated_tokens": 0, "left_out_calls": {},
         "pg_loss": 0.5, "learner": {"actor/something": 2.0},
     }  # fmt: skip
 
@@ -347,11 +347,11 @@ def test_what_is_left_out_or_corrected_is_said_once_and_counted_in_each_step(tmp
     setting.proxy.make = lambda task: tuple(episode(f"{task}e{i}", i, turns=4, facts=MIXED) for i in range(2))
     setting.whole()
     lines = setting.lines()
-    counted = [(line["corrected_tokens"], line["untold_tokens"], line["left_out_calls"]) for line in lines]
+    counted = [(line["corrected_tokens"], line["unstated_tokens"], line["left_out_calls"]) for line in lines]
     assert counted == [(4 * 3, 4 * 3, {"greedy": 4})] * 2
     said = [line for line in setting.said if line.startswith("calls ")]
     assert [line.partition(":")[0] for line in said] == [
-        "calls are left out (greedy)", "calls are trained without a word on how they were sampled (untold)",
+        "calls are left out (greedy)", "calls are trained without a word on how they were sampled (unstated)",
     ]  # fmt: skip
 
 

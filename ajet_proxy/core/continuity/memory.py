@@ -94,7 +94,7 @@ class Outline(Struct, frozen=True):
     sought: Sought
     by_name: bool = False
     route_tells: ClassVar[bool] = False
-    """Whether what its route tells of the prompt is the prompt. Of a chat's, it only shows whom to believe."""
+    """True if its route tells the whole prompt. Of a chat's, it only shows whom to believe."""
 
     @property
     def kind(self) -> bytes:

@@ -86,7 +86,7 @@ class JudgingCommands:
         return (ev.EpisodeWithdrawn(at, part.id) for part in known if part is not None and not part.withdrawn)
 
     def revoked(self, at: float) -> Events:
-        """What traffic was opened with keys that are void now is withdrawn, some episodes at once."""
+        """Withdraws traffic that was opened with keys that are void now, some episodes at once."""
         at = self.state.time(at)
         gone = (
             ev.EpisodeWithdrawn(at, one.id) for one in self.state.episodes.values()

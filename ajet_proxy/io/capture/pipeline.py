@@ -170,7 +170,7 @@ class Pipeline:
         asked, history, ask = await self._carried(received), None, PASSED_BY
         if asked is not None:
             history = dialect.history(asked.fields, identity.scope, exact=self._continuity is not None)
-        scope = identity.scope if _untold(identity) else b""
+        scope = identity.scope if _unstated(identity) else b""
         retry = retry_keys(caller.http.headers, dialect.path, received.sent, scope=scope)
         if rewards and identity.episode is None:
             identity = await self.reward(caller, identity, received.sent, history, retry, call=True)
@@ -230,7 +230,7 @@ class Pipeline:
         identity, said, received = identified.identity, identified.said, identified.received
         dialect = received.dialect
         request = CallRequest(
-            identity, identified.history if _untold(identity) else None, identified.retry, received.body.model,
+            identity, identified.history if _unstated(identity) else None, identified.retry, received.body.model,
             identified.ask.choices, dialect.path, said.key,
             said.prompt if identity.labels.task is None else "",
             dialect.is_first(received.body.fields), dialect.is_probe(identified.asked.fields),
@@ -338,6 +338,6 @@ class Pipeline:
         return partial(self._forwarding.request, caller.http, caller.headers)
 
 
-def _untold(identity: Identity) -> bool:
+def _unstated(identity: Identity) -> bool:
     """Tell whether its history may have to tell whose a request is."""
     return identity.episode is None or identity.may_be_shared

@@ -277,7 +277,7 @@ def report(seeds: Sequence[Seed]) -> None:
 
 
 def fallen(found: Seed) -> float:
-    """How far what serves was at most below its best until then."""
+    """The furthest that what serves was below its best until then."""
     levels = [found["began_at"], *(gate["serves"] for gate in found["gates"])]
     return max(best - level for best, level in zip(accumulate(levels, max), levels, strict=True))
 

@@ -125,7 +125,7 @@ def takes_the_weights(folder: Path, model: Path, port: int) -> None:
     assert all(line["samples"] == 2 * line["episodes"] and line["merged_calls"] == 0 for line in metrics)
     first = metrics[0]["learner"]
     assert all(first[f"rollout_corr/rollout_is_{end}"] == pytest.approx(1.0, abs=1e-3) for end in ("min", "max"))
-    assert not any(line[name] for line in metrics for name in ("left_out_calls", "corrected_tokens", "untold_tokens"))
+    assert not any(line[name] for line in metrics for name in ("left_out_calls", "corrected_tokens", "unstated_tokens"))
     assert metrics[-1]["entropy"] < metrics[0]["entropy"]
     assert living(below) == []
 

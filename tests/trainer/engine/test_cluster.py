@@ -44,7 +44,7 @@ def test_a_ray_is_for_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_host_that_is_slow_to_start_ray_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the try before has started ends first."""
+    """The processes of the try before end first."""
     begun = list[subprocess.Popen[bytes]]()
 
     def init(**settings: object) -> None:
