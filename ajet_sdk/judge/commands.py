@@ -42,6 +42,10 @@ FILE = click.Path(exists=True, dir_okay=False)
     "--feedback-weight", type=click.FloatRange(0, 1), default=0.5, show_default=True, metavar="W",
     help="How much a user's thumb counts, beside the judge. 0: it is ignored.",
 )
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+    help="For one answer of a model (120), or one call of a function or a command (3600).",
+)
 @click.option("--self", "insist", is_flag=True, help="Judge by a model that is being trained here.")
 @proxy_option
 def judge(proxy: str | None, **options: Any) -> None:
@@ -81,11 +85,11 @@ def judge(proxy: str | None, **options: Any) -> None:
 
 async def _judged(client: Client, options: Mapping[str, Any], begun: list[Work]) -> None:
     """Judges until this is cancelled; adds to `begun` what it does."""
-    from ajet_sdk.judge.judges import Function, Judge, Model, Rest, load
+    from ajet_sdk.judge.judges import ASK_S, CALL_S, Function, Judge, Model, Rest, load
     from ajet_sdk.judge.work import Options, Work
     from ajet_sdk.rewards.judging import Budget
 
-    rest = Rest()
+    rest, call_s = Rest(), options["timeout"] or CALL_S
     with usage():
         budget = Budget.parse(options["budget"])
         hook = None if options["redact"] is None else load(options["redact"])[0]
@@ -94,13 +98,16 @@ async def _judged(client: Client, options: Mapping[str, Any], begun: list[Work])
             judge = Model(
                 options["model"], options["rubric"], votes=options["votes"], budget=budget,
                 words=options["feedback_weight"] > 0, say=say, rest=rest, insist=options["insist"],
+                timeout=options["timeout"] or ASK_S,
             )  # fmt: skip
+        elif options["function"] is not None:
+            judge = Function(*load(options["function"]), call_s)
         else:
-            cmd, function = options["cmd"], options["function"]
-            judge = Function.of_command(cmd, options["mark"]) if function is None else Function(*load(function))
+            judge = Function.of_command(options["cmd"], options["mark"], call_s)
     how = Options(
-        options["name"], options["lane"], options["parallel"], options["relative"], options["feedback_weight"], hook
-    )
+        options["name"], options["lane"], options["parallel"], options["relative"], options["feedback_weight"], hook,
+        call_s,
+    )  # fmt: skip
     work = Work(client, judge, how, budget=budget, rest=rest, show=Copies(named=False).text, say=say)
     try:
         if isinstance(judge, Model):

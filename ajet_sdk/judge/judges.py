@@ -13,6 +13,7 @@ import os
 import random
 import runpy
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -38,8 +39,8 @@ Verdicts = Mapping[str | None, Verdict]
 """By call; of the episode under None."""
 LEASE_S = 600.0
 """Seconds of a lease. What is judged by then is posted; else somebody else may judge it."""
-ASK_S = 120.0
-"""For a model to answer."""
+ASK_S, CALL_S = 120.0, 3600.0
+"""For a model to answer, and for a function or a command of the user."""
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 1.0, 60.0
 CHAT = "/chat/completions"
 REFUSED = (401, 403, 404)
@@ -95,16 +96,16 @@ class Judge(Protocol):
 
 class Function:
     """``score(episode)`` of the user returns a number from -1 to 1 for each call that it judges, or None. To compare
-    episodes it gets all of a group, and returns a number for each of these."""
+    episodes it gets all of a group, and returns a number for each of these. It has `timeout` seconds."""
 
-    def __init__(self, score: Callable[[Any], Any], digest: str) -> None:
-        self._score, self.digest = score, digest
+    def __init__(self, score: Callable[[Any], Any], digest: str, timeout: float = CALL_S) -> None:
+        self._score, self.digest, self._timeout = score, digest, timeout
 
     @classmethod
-    def of_command(cls, command: str, mark: Mapping[str, str] = {}) -> Function:
+    def of_command(cls, command: str, mark: Mapping[str, str] = {}, timeout: float = CALL_S) -> Function:
         """A shell runs it with what it gets as JSON on its standard input; its last line has what is returned. It has
         the variables of `mark`."""
-        return cls(partial(printed_by, command, mark), digest_of(command.encode()))
+        return cls(partial(printed_by, command, mark, timeout), digest_of(command.encode()), timeout)
 
     async def judge(self, episode: Episode) -> Verdicts:
         return await self._said(episode, "calls of the episode", {call["call"] for call in episode["calls"]})
@@ -113,20 +114,27 @@ class Function:
         return await self._said([*episodes], "episodes of the group", {one["episode"] for one in episodes})
 
     async def _said(self, argument: Any, of: str, names: Set[str]) -> dict[Any, Verdict]:
-        found = await called(self._score, argument)
+        found = await called(self._score, argument, self._timeout)
         if not isinstance(found, Mapping) or not found.keys() <= names or not all(map(is_value, found.values())):
             raise Failed(f"it must say a number from -1 to 1 for {of}, not {repr(found)[:80]}")
         return {name: Verdict(float(value), f"code {self.digest}") for name, value in found.items()}
 
 
-def printed_by(command: str, mark: Mapping[str, str], argument: Any) -> Any:
-    """The JSON in the last line that `command` prints."""
+def printed_by(command: str, mark: Mapping[str, str], timeout: float, argument: Any) -> Any:
+    """The JSON in the last line that `command` prints. It is killed, with what it started, after `timeout` seconds."""
     env = {name: value for name, value in os.environ.items() if name not in SECRETS} | dict(mark)
     given = json.dumps(argument).encode() + b"\n"
-    done = subprocess.run(
-        command, shell=True, input=given, stdout=subprocess.PIPE, env=env, start_new_session=True, check=True
-    )
-    return json.loads(done.stdout.strip().rpartition(b"\n")[2])
+    with subprocess.Popen(
+        command, shell=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True
+    ) as process:
+        try:
+            out, _ = process.communicate(given, timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return json.loads(out.strip().rpartition(b"\n")[2])
 
 
 class Model:
@@ -137,7 +145,7 @@ class Model:
 
     def __init__(
         self, address: str, rubric: str, *, votes: int, budget: Budget, words: bool, say: Callable[[str], None],
-        rest: Rest, insist: bool = False,
+        rest: Rest, insist: bool = False, timeout: float = ASK_S,
     ) -> None:
         url, _, self.name = address.partition("#")
         key = os.environ.get("OPENAI_API_KEY", "").strip()
@@ -147,6 +155,7 @@ class Model:
         self._rubric, self.digest = rubric, digest_of(rubric.encode())
         self._votes, self._budget, self._words, self._say = votes, budget, words, say
         self._rest, self._client, self._away, self._insist = rest, Client(self._url), False, insist
+        self._timeout = timeout
 
     async def open(self) -> str:
         """Finds out which model answers, and returns its name."""
@@ -220,7 +229,7 @@ class Model:
     def _request(self, method: str, path: str, content: bytes | None) -> Send:
         headers = {"content-type": "application/json"}
         headers |= {"authorization": f"Bearer {self._key}"} if self._key else {}
-        return Send(method, self._url + path, headers, content, ASK_S)
+        return Send(method, self._url + path, headers, content, self._timeout)
 
     async def _send(self, method: str, path: str, content: bytes | None) -> Reply:
         """The answer of the endpoint; `Away` if it has been away for as long as a lease lasts."""
@@ -254,12 +263,15 @@ def read(reply: Reply) -> tuple[Any, int]:
     return said, used
 
 
-async def called(function: Callable[[Any], Any], argument: Any) -> Any:
-    """The result of a function of the user, which is called in a thread of its own; `Failed` if it raises, or ends its
-    thread. It may change its `argument`, which is a copy."""
+async def called(function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
+    """The result of a function of the user, which is called in a thread of its own; `Failed` if it raises, ends its
+    thread, or has not returned after `timeout` seconds: then its thread is left to it. It may change its `argument`,
+    which is a copy."""
     hands = ThreadHands()
     try:
-        found, error = await hands.play(lambda: function(copy.deepcopy(argument)))
+        found, error = await asyncio.wait_for(hands.play(lambda: function(copy.deepcopy(argument))), timeout)
+    except asyncio.TimeoutError:
+        raise Failed(f"no answer in {timeout:g} s") from None
     finally:
         hands.free()
     if isinstance(error, KeyboardInterrupt):

@@ -18,7 +18,7 @@ from typing import Any
 from ajet_sdk.bodies import cut
 from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound, TooLarge
-from ajet_sdk.judge.judges import LEASE_S, Away, Episode, Failed, Judge, Model, Rest, Verdicts, called
+from ajet_sdk.judge.judges import CALL_S, LEASE_S, Away, Episode, Failed, Judge, Model, Rest, Verdicts, called
 from ajet_sdk.limits import MAX_JUDGEMENTS, MAX_WORDS
 from ajet_sdk.rewards.judging import FAKES, PROBE_EVERY, Budget, Probes, agreement, is_value, seen, with_thumb
 from ajet_sdk.routes import Judgement, LeaseJudgements
@@ -36,7 +36,7 @@ LENGTHS = 1000
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options of a judge. ``redact`` is a function of an episode that returns it without what nobody may see, or
-    None to withdraw it. A user's thumb counts with ``feedback_weight`` beside the judge."""
+    None to withdraw it, within ``timeout`` seconds. A user's thumb counts with ``feedback_weight`` beside the judge."""
 
     name: str = "judge"
     lane: str | None = None
@@ -44,6 +44,7 @@ class Options:
     relative: bool = False
     feedback_weight: float = 0.5
     redact: Callable[[Any], Any] | None = None
+    timeout: float = CALL_S
 
 
 class Work:
@@ -157,7 +158,7 @@ class Work:
         """The episode as its judge may see it; None if it was withdrawn."""
         if self._options.redact is None:
             return episode
-        found: Episode | None = await called(self._options.redact, episode)
+        found: Episode | None = await called(self._options.redact, episode, self._options.timeout)
         if found is None:
             await self._send(episode["episode"], "withdrawn", withdraw=True)
         elif not _is_of(episode, found):

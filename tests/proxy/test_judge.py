@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +19,7 @@ from ajet_sdk import client as sdk
 from ajet_sdk.client import Reply
 from ajet_sdk.errors import AjetError
 from ajet_sdk.judge import judges
-from ajet_sdk.judge.judges import Function, Judge, Model, Rest
+from ajet_sdk.judge.judges import Failed, Function, Judge, Model, Rest
 from ajet_sdk.judge.work import Options, Work
 from ajet_sdk.rewards.judging import Budget
 from ajet_sdk.routes import Judgement
@@ -25,6 +27,7 @@ from tests.kit.judge_stub import JudgeStub, judging, shown_in
 from tests.proxy.serving import Client, eventually
 
 Score = Callable[[dict[str, Any]], Any]
+UNIT: dict[str, Any] = {"episode": "e", "task": "t", "lane": "l", "eval": False, "calls": [{"call": "c"}]}
 
 
 class Bench:
@@ -241,6 +244,38 @@ async def test_a_command_that_fails(client: Client, command: str) -> None:
     async with at_work(client, Function.of_command(command)) as bench:
         await count(bench.work, "left")
     assert (await client.record(name))["state"] == "sealed"
+
+
+@pytest.mark.parametrize("what", ["function", "hook"])
+async def test_what_hangs_costs_its_own_episode_alone(client: Client, what: str) -> None:
+    names, free = await played(client, 2), threading.Event()
+
+    def hangs(episode: dict[str, Any]) -> Any:
+        if episode["episode"] == names[0]:
+            free.wait()
+        return episode if what == "hook" else by_answer(episode)
+
+    function, redact = (hangs, None) if what == "function" else (by_answer, hangs)
+    try:
+        async with at_work(client, Function(function, "d", 5.0), redact=redact, timeout=5.0) as bench:
+            await count(bench.work, "judged")
+            await count(bench.work, "left")
+    finally:
+        free.set()
+    assert f"{names[0]}: not judged, and left: no answer in 5 s" in bench.said
+    assert [(await client.record(name))["reward"] for name in names] == [None, 0.5]
+
+
+async def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    """What it writes to ends with the last that has it open. It may need longer to begin than the first limit is."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    written, begun = asyncio.create_task(asyncio.to_thread(pipe.read_bytes)), tmp_path / "begun"
+    for timeout in (1.0, 10.0, 100.0):
+        if not begun.exists():
+            judge = Function.of_command(f"exec > {pipe}; echo > {begun}; sleep 9999 & wait", timeout=timeout)
+            with pytest.raises(Failed, match=r"TimeoutExpired|no answer in"):
+                await judge.judge(UNIT)
+    assert begun.exists() and await written == b""
 
 
 async def test_what_is_redacted_reaches_no_judge_and_none_withdraws(client: Client) -> None:
