@@ -62,6 +62,7 @@ def proxy_option(command: F) -> F:
 
 
 def client_for(proxy: str | None, deadline: float | None = None) -> Client:
+    """A client for a command, which asks for up to `deadline` seconds. What is wrong with its address is bad usage."""
     from ajet_sdk.blocking import Client
     from ajet_sdk.client import DEADLINE_S
 

@@ -52,6 +52,8 @@ def pack(kind: str, values: Iterable[float]) -> bytes:
 
 
 def unpack(kind: str, data: bytes, name: str) -> tuple[Any, ...]:
+    """The numbers in `data`, 4 bytes each, little-endian, of a `kind` of `array`. `FrameError` names the field if the
+    last one is cut."""
     if len(data) % 4:
         raise FrameError(f"{name}: {len(data)} bytes is no whole number of 4-byte items")
     values = array(kind)
@@ -74,6 +76,8 @@ def pack_mask(mask: Sequence[int]) -> list[int]:
 
 
 def unpack_mask(runs: Any, length: int, name: str = "loss_mask") -> tuple[int, ...]:
+    """The mask of `length` tokens, 0 or 1 each, of its `runs`: how many zeros, how many ones, and so on. `FrameError`
+    if they are no such numbers."""
     if not isinstance(runs, list) or any(type(run) is not int or run < 0 for run in runs) or sum(runs) != length:
         raise FrameError(f"{name}: run lengths must be non-negative and add up to {length} tokens")
     out: list[int] = []

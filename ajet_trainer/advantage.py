@@ -160,7 +160,7 @@ def one_row_a_session(keys: Sequence[str]) -> tuple[list[int], list[int]]:
 def row_weights(
     mode: str, keys: Sequence[str], sampled: Sequence[int], kept: Sequence[int]
 ) -> NDArray[np.float32] | None:
-    """Factors on what each row adds to a loss, or None where nothing is to change.
+    """Factors on what each row adds to a loss, float32 ``[B]``, or None where nothing is to change.
 
     `mode` is verl's ``loss_agg_mode``; `sampled` counts each row's sampled tokens (0 for a row of padding), and `kept`
     those that no rejection took away. With these factors a mean over rows equals the mean over sessions of what the

@@ -36,7 +36,7 @@ rounded to 1/8 in bfloat16, and to 1/64 in float16. In float32 measured differen
 OTHERWISE = 0.5
 """The same for quantized weights, whose rounding is coarser than any of these; and the most for whatever reason."""
 LONG = {"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
-UNTOLD = "bfloat16"
+ASSUMED = "bfloat16"
 """The dtype that is assumed where nobody tells and nothing shows."""
 NOISE = 20.0
 """Engine and trainer may be so many times as far apart as the engine is from itself, if it computes the same tokens as
@@ -91,7 +91,7 @@ def check(url: str, answer: Answer, own: Sequence[float], served: str | None, tr
 
 def name_of(dtype: str | None) -> str:
     """The usual name of a `dtype` that verl, torch or vLLM names: ``bf16``, ``torch.float16``."""
-    said = (dtype or UNTOLD).removeprefix("torch.")
+    said = (dtype or ASSUMED).removeprefix("torch.")
     return LONG.get(said, said)
 
 

@@ -157,7 +157,8 @@ def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
 def spread(
     calls: Mapping[str, float], spans: Iterable[tuple[str, int, int]], length: int
 ) -> NDArray[np.float32]:
-    """The advantages of `calls` on the tokens that each sampled; 0 on all others."""
+    """The advantages of `calls` on the tokens that each sampled, and 0 on all others: float32 ``[length]``. A span is a
+    call with its first token and the one behind its last."""
     tokens = np.zeros(length, dtype=np.float32)
     for call, start, end in spans:
         tokens[start:end] = calls[call]

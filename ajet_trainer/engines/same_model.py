@@ -19,7 +19,7 @@ import httpx
 
 from ajet_trainer.config import NAME, Config, check
 from ajet_trainer.engines import EngineLost, vllm
-from ajet_trainer.engines.vllm import UNTOLD, Vllm, words
+from ajet_trainer.engines.vllm import NO_VERSION, Vllm, words
 
 LOOK_S = 30.0
 UNREADABLE = (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError)
@@ -127,4 +127,4 @@ def named(says: Served) -> str:
 
 def started_again(before: Served | None, now: Served) -> bool:
     """True if an engine has forgotten the version of its weights."""
-    return before is not None and before.version not in (None, UNTOLD) and now.version == UNTOLD
+    return before is not None and before.version not in (None, NO_VERSION) and now.version == NO_VERSION

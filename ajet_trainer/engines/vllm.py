@@ -30,7 +30,7 @@ TOLD_S = 60.0
 """The time to tell its settings: vLLM then also lists the packages of its host, which a busy one does slowly."""
 DEAD_S = 2.0
 AGAIN = (408, 425, 429)
-UNTOLD = "default"
+NO_VERSION = "default"
 """The version of its weights that vLLM tells until it is told another."""
 DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1"
 ADAPTERS = "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"

@@ -434,7 +434,7 @@ async def test_of_very_many_calls_the_last_are_judged(client: Client, monkeypatc
 
 async def test_a_judgement_that_is_refused_is_not_made_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody pays for it a second time, and the judge goes on."""
-    monkeypatch.setattr("ajet_sdk.judge.work.LEASE_S", 0.5)
+    monkeypatch.setattr("ajet_sdk.judge.work.LEASE_S", 4.0)
     first, second = await played(client, 2)
     judged = list[str]()
 
@@ -448,7 +448,7 @@ async def test_a_judgement_that_is_refused_is_not_made_again(client: Client, mon
     monkeypatch.setattr("ajet_sdk.judge.work.Judgement", refused)
     async with at_work(client, Function(score, "d")) as bench:
         await count(bench.work, "judged")
-        await asyncio.sleep(1.0)  # both leases have run out
+        await asyncio.sleep(5.0)  # both leases have run out
     assert judged == [second, first] and bench.work.counts == {"judged": 1, "not taken": 1}
     assert bench.said == [f"{second}: its judgement is not taken: two rewards are of one call, of one agent, or of the "
                           "episode"]  # fmt: skip

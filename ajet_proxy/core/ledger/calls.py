@@ -118,7 +118,6 @@ class Calls:
         self._doubt(tuple(self._episodes.unsent))
 
     def _doubt(self, calls: Iterable[str]) -> None:
-        """Nobody can know whether the clients of `calls` were sent the end of their answers."""
         for call in calls:
-            self._episodes[self._episodes.by_call[call]].transcript.calls[call].doubtful = True
+            self._episodes[self._episodes.by_call[call]].transcript.doubt(call)
             self._episodes.unsent.discard(call)

@@ -337,8 +337,8 @@ class Commands:
         return (*out, ev.EpisodesLate(at, late)) if late else tuple(out)
 
     def _late(self, at: float, ended: Container[str]) -> tuple[str, ...]:
-        """Open episodes that hold up a group for too long, and are not `ended` now. While a gate is shut nobody is
-        waited for in vain."""
+        """Open episodes that hold up a group for too long, and are not `ended` now. Nobody is late while the gate is
+        shut."""
         state, factor = self.state, self.state.settings.member_wait
         found = dict[str, None]()
         for model, queue in state.seats.queues.table.items():

@@ -37,6 +37,8 @@ class EpisodeEvent(Event, frozen=True):
 
 
 class EpisodeOpened(EpisodeEvent, frozen=True):
+    """An episode begins. Its limits are in seconds: without a call, and in all."""
+
     task: str | None
     model: str | None
     agent: str | None
@@ -170,6 +172,8 @@ class AnswersSent(Event, frozen=True):
 
 
 class RewardGiven(EpisodeEvent, frozen=True):
+    """A reward of the whole episode, or of a `call`, an `agent` or a `model`; a final one seals the episode."""
+
     id: str
     value: float
     call: str | None

@@ -140,10 +140,9 @@ class JudgingCommands:
     def judge(self, episode: str, body: Judgement, *, at: float) -> Events:
         """A judgement without a reward discards the episode."""
         known, at, by = self.state.episodes.known(episode), self.state.time(at), f"{BY_JUDGE}{body.judge!r}"
-        notes = fitting(one.note for one in body.scores)
-        scores = tuple(
-            (one.call, one.agent, one.value, note) for one, note in zip(body.scores, notes, strict=True)
-        )
+        given = body.scores
+        notes = fitting(one.note for one in given)
+        scores = tuple((one.call, one.agent, one.value, note) for one, note in zip(given, notes, strict=True))
         spent = (ev.JudgeSpent(at, body.judge, body.tokens),) if body.tokens else ()
         if body.withdraw and known.stored is None:
             return () if known.withdrawn else (*spent, *self.withdraw(known.opening.whole, at))

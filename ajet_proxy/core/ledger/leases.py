@@ -137,7 +137,7 @@ def _turns(state: State, demand: Demand, at: float, model: str) -> Turns | None:
 
 
 def lacking(state: State, body: Lease, *, at: float) -> list[ev.LanesLacking]:
-    """The lanes for which a lease waits in vain, once it has found too little: they are full, and nobody plays in them.
+    """The lanes that a lease waits for and cannot get, once it has found too little: full, and nobody plays in them.
     A trainer may want more groups than may be ahead, or larger ones. Or agents have died, or hang, without a client
     that would show it."""
     found = ((name, _lanes_lacking(state, body, name, at)) for name in state.mixes.waited_for(body.model))

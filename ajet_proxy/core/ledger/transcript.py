@@ -98,6 +98,10 @@ class Transcript:
         entry.turn, entry.text = packed.turn, self.texts.add(packed.text, packed.turn.call)
         entry.branches, entry.ahead = branches, ahead
 
+    def doubt(self, call: str) -> None:
+        """Nobody can know whether the client of a call was sent the end of its answer."""
+        self.calls[call].doubtful = True
+
     def end(self, entry: CallEntry, reason: str | None) -> None:
         """A call is complete, or will never be trained, for a `reason`."""
         self.running -= entry.state == "running"

@@ -31,7 +31,7 @@ class Rendered(NamedTuple):
     longest: int | None
 
 
-class Told(NamedTuple):
+class EngineState(NamedTuple):
     """An engine's word on itself: its own models, each with its name, its folder and its longest context; the
     version of its weights, if it tells one; and the request that lets it go on, empty unless it is paused."""
 
@@ -43,7 +43,7 @@ class Told(NamedTuple):
 class Engine(Protocol):
     """One engine. Each question raises one of `FAILED` if nothing answers it, unless it says otherwise."""
 
-    async def probe(self) -> Told:
+    async def probe(self) -> EngineState:
         """Ask what it says of itself. Nothing is known of one that does not answer; no error is raised."""
 
     async def pause(self) -> None:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from ajet_proxy.core.protocol import ending, rescoring
 from ajet_proxy.core.tokens import are_tokens
 from ajet_proxy.core.trajectory.call import Captured, Lost, Unscored
-from ajet_proxy.io.engines.engine import FAILED, Ask, Engine, Rendered, Told
+from ajet_proxy.io.engines.engine import FAILED, Ask, Engine, EngineState, Rendered
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
 from ajet_sdk.errors import EngineError
 
@@ -30,7 +30,7 @@ PAUSE: Final = "/pause?mode=keep&clear_cache=false"
 """Keeps what is computed for the calls in flight: vLLM would otherwise compute it all again before they go on."""
 MODELS: Final = "/v1/models"
 _PAUSED: Final = "/is_paused"
-UNTOLD: Final = "default"
+NO_VERSION: Final = "default"
 """vLLM's word on its weights until it is told their version."""
 AGENT: Final = "ajet-proxy"
 UNREACHABLE: Final = "engine_unreachable"
@@ -46,10 +46,10 @@ class Vllm(Engine):
     def __init__(self, ask: Ask, url: str = "") -> None:
         self._ask, self._url = ask, url
 
-    async def probe(self) -> Told:
+    async def probe(self) -> EngineState:
         models, paused, info = await asyncio.gather(*map(self._told, (MODELS, _PAUSED, "/weight_info")))
         resume = f"POST {self._url}/resume" if _field(paused, "is_paused") is True else ""
-        return Told(own_models(models), _field(info, "weight_version"), resume)
+        return EngineState(own_models(models), _field(info, "weight_version"), resume)
 
     async def release(self) -> str | None:
         """The release of vLLM that it is; None if it does not say that it is one."""

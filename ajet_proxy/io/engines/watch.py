@@ -29,9 +29,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ajet_proxy.io.engines.engine import Told
+from ajet_proxy.io.engines.engine import EngineState
 from ajet_proxy.io.engines.upstream import Engines, as_asked
-from ajet_proxy.io.engines.vllm import UNTOLD, over, session
+from ajet_proxy.io.engines.vllm import NO_VERSION, over, session
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def changed(before: Noted, now: Noted) -> str | None:
     was, serves = before.get("models"), now.get("models")
     if was and serves and was != serves:
         return f"serves {words(serves)}, where it served {words(was)} when it was last given weights"
-    if now.get("version") == UNTOLD and before.get("version") not in (None, UNTOLD):
+    if now.get("version") == NO_VERSION and before.get("version") not in (None, NO_VERSION):
         return f"was started again, and serves the weights that it began with, not version {before['version']}"
     return None
 
@@ -155,11 +155,11 @@ class EngineWatch:
                 self._doubted.add(url)
         self._forget(set(urls))
 
-    async def _probe(self, urls: Sequence[str]) -> list[Told]:
+    async def _probe(self, urls: Sequence[str]) -> list[EngineState]:
         async with session(self._key, ANSWER_S) as asking:
             return await asyncio.gather(*(over(asking, url).probe() for url in urls))
 
-    def _judge(self, url: str, told: Told) -> None:
+    def _judge(self, url: str, told: EngineState) -> None:
         if not told.models:
             if url in self._noted:
                 self._due.discard(url)

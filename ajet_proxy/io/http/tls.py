@@ -58,6 +58,7 @@ def listening(config: Config) -> ssl.SSLContext | None:
 
 
 def context_of(config: Config) -> ssl.SSLContext:
+    """The TLS of a server. `ConfigError` if a file of `config` cannot be read or used."""
     assert config.tls_cert is not None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:

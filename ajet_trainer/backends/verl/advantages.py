@@ -32,7 +32,8 @@ Found = dict[str, torch.Tensor]
 
 
 def penalties(data: DataProto, algorithm: DictConfig) -> torch.Tensor:
-    """The share of a KL in the rewards, token by token."""
+    """The share of a KL in the rewards: ``[B, T]`` in float64, in nats times verl's ``kl_coef``, 0 or below for a KL
+    of 0 or above."""
     mask = data.batch["loss_mask"].double()
     if not algorithm.use_kl_in_reward:
         return torch.zeros_like(mask)
@@ -42,7 +43,8 @@ def penalties(data: DataProto, algorithm: DictConfig) -> torch.Tensor:
 
 
 def by_session(data: DataProto, keys: Sequence[str], rewards: Sequence[float], algorithm: DictConfig) -> Found:
-    """By an estimator of `estimators.GROUPED` over one row a session, spread over the session's rows.
+    """Advantages and returns, ``[B, T]`` each, by an estimator of `estimators.GROUPED`. It sees one row a session; what
+    it gives is spread over the session's rows, whose `keys` and `rewards` are these.
 
     That row is as long as the session's rows together, because some baselines weigh by length. Its reward is the
     session's, less the KL penalties of all its rows.
@@ -70,7 +72,8 @@ def by_session(data: DataProto, keys: Sequence[str], rewards: Sequence[float], a
 def by_token(
     data: DataProto, lengths: torch.Tensor, rewards: Sequence[float], algorithm: DictConfig
 ) -> Found:
-    """By an estimator of `BY_TOKEN`. The responses of rows have so many `lengths`, and their rewards at the end."""
+    """Advantages and returns, ``[B, T]`` each, by an estimator of `BY_TOKEN`. The response of a row has so many tokens
+    (`lengths`, int64 ``[B]``), and its reward at the last of them."""
     mask = data.batch["response_mask"]
     at_the_end = torch.zeros(mask.shape, dtype=torch.float64).index_put(
         (torch.arange(len(mask)), lengths - 1), torch.tensor(rewards, dtype=torch.float64)

@@ -45,7 +45,8 @@ def left_out(correction: DictConfig) -> Iterator[None]:
 
 
 def figures(padded: TensorDict, correction: DictConfig) -> dict[str, Any]:
-    """verl's metrics of a correction by tokens, over those of the rows that sampled any. verl's own count padding."""
+    """verl's metrics of a correction by tokens, by name. `padded` has ``[B, T]`` tensors, of which rows without a
+    sampled token are left out: verl's own figures count padding."""
     mask = padded["loss_mask"]
     rows = {name: padded["loss_mask" if name == "response_mask" else name][mask.any(dim=-1)] for name in READ}
     found: dict[str, Any] = compute_rollout_correction_and_add_to_batch(DataProto.from_single_dict(rows), correction)[1]
@@ -53,8 +54,11 @@ def figures(padded: TensorDict, correction: DictConfig) -> dict[str, Any]:
 
 
 def by_call(padded: TensorDict, correction: DictConfig) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The mask without what is rejected, the weights if there are any, and verl's metrics. Of rows that are `padded` to
-    one length: what verl reads, and ``calls``, the number of each token's call within its row."""
+    """``({"response_mask", "rollout_is_weights"?}, metrics)``: ``[B, T]`` each, the mask without what is rejected, and
+    the weights if there are any, in the dtype of verl's.
+
+    `padded` has ``[B, T]`` tensors: what verl reads, and ``calls`` (int), the number of each token's call in its row.
+    """
     mask = padded["response_mask"]
     rows, places = mask.nonzero(as_tuple=True)
     names = torch.stack((rows, padded["calls"][rows, places]))

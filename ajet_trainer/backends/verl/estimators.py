@@ -28,6 +28,6 @@ COMPARING = (*GROUPED, BY_TURN)
 def by_turn(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns: `token_level_rewards` of tokens that were sampled."""
+    """Advantages and returns: `token_level_rewards` where `response_mask` is 1, else 0. All are ``[B, T]`` floats."""
     kept = token_level_rewards * response_mask
     return kept, kept

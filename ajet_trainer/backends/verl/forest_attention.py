@@ -86,7 +86,8 @@ def by_spans(
 def of_span(
     attend: Callable[..., Any], bias: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
-    """Attention of a span's queries and its path."""
+    """Attention of a span's queries to its path, ``[1, T, heads, width]``. `query`, `key` and `value` are
+    ``[1, heads, T, width]``, and of keys and values the last T are the span's own. `bias` hides what comes later."""
     total, before = query.shape[2], key.shape[2] - query.shape[2]
     if not before:
         return attend(query, key, value, None)[0]  # type: ignore[no-any-return]
@@ -125,7 +126,7 @@ class FarSpans(torch.autograd.Function):
 
 
 def gathered(parts: Sequence[torch.Tensor], one: Span) -> list[torch.Tensor]:
-    """The queries of a span, and the keys and values of its path."""
+    """The queries of a span, and the keys and values of its path: ``[1, heads, T, width]`` each."""
     query, *others = parts
     return [query[:, :, one.start : one.end], *(part.index_select(2, one.path) for part in others)]
 
@@ -134,7 +135,8 @@ AttentionInterface.register(SPANS, by_spans)
 
 
 def block_mask(exit_: Ints, device: Any) -> BlockMask:
-    """Flex attention's: blocks that see in part, which it asks `mask_mod` about, and blocks that see wholly."""
+    """Flex attention's mask of a tree: blocks that see in part, which it asks `mask_mod` about, and blocks that see
+    wholly. Behind a token, those below it end before its `exit_` (int64 ``[T]``)."""
     some, every = blocks(exit_)
 
     def listed(which: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -125,7 +125,7 @@ class ForestEngine(ForestRows, FSDPEngineWithLMHead):  # type: ignore[misc]
 
 
 def rows_of(data: TensorDict) -> list[Ints]:
-    """The tokens of each row of `data`."""
+    """The tokens of each row of `data`, int64 ``[T]``."""
     values, ends = (part.cpu().numpy() for part in (data["input_ids"].values(), data["input_ids"].offsets()))
     return np.split(values, ends[1:-1])
 
@@ -137,13 +137,14 @@ def prompts_of(data: TensorDict) -> list[int]:
 
 
 def heats_of(data: TensorDict) -> list[float]:
-    """The temperature of each row."""
+    """The temperature of each row, of which `data` has one for all, or a tensor ``[B]``."""
     warmth = data["temperature"]
     return warmth.tolist() if isinstance(warmth, torch.Tensor) else [float(warmth)] * len(data)
 
 
 def in_one_row(tokens: torch.Tensor, asked: dict[str, Any]) -> TensorDict:
-    """`tokens` as verl's engine takes them: packed, and as one row. It computes the `FIGURES` `asked` for."""
+    """`tokens`, int64 ``[T]``, as verl's engine takes them: packed, as one row of a jagged ``[1, T]``. It computes the
+    `FIGURES` `asked` for."""
     row = torch.nested.nested_tensor_from_jagged(tokens, torch.tensor([0, len(tokens)], device=tokens.device))
     return tu.get_tensordict({"input_ids": row}, {"use_remove_padding": True, "use_fused_kernels": False} | asked)
 

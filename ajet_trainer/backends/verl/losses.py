@@ -30,7 +30,11 @@ Found = tuple[torch.Tensor, dict[str, Any]]
 
 
 def session_loss(config: ActorConfig, model_output: dict[str, Any], data: TensorDict, dp_group: Any = None) -> Found:
-    """The loss of a micro-batch and its metrics, as verl's `ppo_loss` gives them."""
+    """The loss of a micro-batch, a scalar with its gradient, and its metrics by name, as verl's `ppo_loss` gives them.
+
+    `data` holds rows as jagged ``[B, T]`` tensors. With ``row_weights`` (float32) each token's share of the loss is
+    multiplied by its row's. `dp_group` is passed on to verl.
+    """
     register(LOSS, config.policy_loss.loss_mode)
     if config.policy_loss.loss_mode == "geo_mean":
         data = data.copy()

@@ -23,11 +23,13 @@ Divide = Callable[[TensorDict, int, Callable[[int], int]], list[list[int]]]
 
 
 def nested(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """`parts`, ``[T]`` each, as a jagged ``[B, T]``."""
     return torch.nested.as_nested_tensor(list(parts), layout=torch.jagged)
 
 
 def batch_of(rows: Sequence[tuple[torch.Tensor, torch.Tensor]], *, packed: bool, **options: Any) -> TensorDict:
-    """`rows`, each a prompt and its answer, as one micro-batch of verl's at temperature 1, with these `options`."""
+    """`rows`, each a prompt and its answer (int64 ``[T]``), as one micro-batch of verl's at temperature 1, with these
+    `options`. Its tensors are jagged ``[B, T]``."""
     whole, mask = [torch.cat(row) for row in rows], nested([torch.ones_like(answer) for _, answer in rows])
     return tu.get_tensordict(
         {

@@ -17,7 +17,7 @@ from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.trajectory.call import Captured, Lost, Unscored
 from ajet_proxy.core.trajectory.samples import merge_calls
 from ajet_proxy.io.engines import questions
-from ajet_proxy.io.engines.engine import Told
+from ajet_proxy.io.engines.engine import EngineState
 from ajet_proxy.io.engines.questions import Facts, Questions
 from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Upstream
 from ajet_proxy.io.engines.vllm import Vllm
@@ -223,7 +223,7 @@ async def test_an_engine_that_answers_something_else_tells_nothing(body: bytes) 
         return 200, body
 
     engine = Vllm(say)
-    assert await engine.probe() == Told([], None, "")
+    assert await engine.probe() == EngineState([], None, "")
     assert (await engine.tokenize({}), await engine.stops("m", 5)) == (None, None)
     assert await engine.score(CHOICE, "m", None) == Lost(0, "not_scored")
     with pytest.raises(ValueError, match="without a text"):

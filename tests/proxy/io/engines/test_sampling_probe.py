@@ -20,7 +20,7 @@ from tests.proxy.io.front import CHAT, COMPLETIONS, RESPONSES, Front, later, lea
 pytestmark = pytest.mark.usefixtures("flying")
 
 QUESTIONS, MORE = 7, 3
-UNTOLD = dict.fromkeys(OFF)
+UNSTATED = dict.fromkeys(OFF)
 
 
 async def ask(front: Front, route: str = CHAT, **more: Any) -> Answer:
@@ -86,8 +86,8 @@ async def test_an_engine_that_refuses_is_not_asked_again() -> None:
         for more in ({}, {"temperature": 0.5, "top_p": 1}):
             assert (await ask(front, **more)).status == 200
         assert len(stub.sampling.asked) == QUESTIONS
-    del (named := UNTOLD | {"temperature": 0.5})["top_p"]
-    assert told(front) == [UNTOLD | {"logprobs": "unknown"}, named | {"logprobs": "unknown"}]
+    del (named := UNSTATED | {"temperature": 0.5})["top_p"]
+    assert told(front) == [UNSTATED | {"logprobs": "unknown"}, named | {"logprobs": "unknown"}]
 
 
 @pytest.mark.parametrize(("defaults", "expected"), [
@@ -126,7 +126,7 @@ async def test_a_silent_or_busy_engine_costs_little_and_is_asked_again_later(
         while not told(front)[3:] or told(front)[-1]["logprobs"] == "unknown":
             await ask(front)
         assert len(stub.sampling.asked) == 2 * QUESTIONS
-    assert told(front)[:-1] == [UNTOLD | {"logprobs": "unknown"}] * (len(front.calls) - 1), "nobody waits once more"
+    assert told(front)[:-1] == [UNSTATED | {"logprobs": "unknown"}] * (len(front.calls) - 1), "nobody waits once more"
     assert told(front)[-1] == {"logprobs": "raw"}
 
 
@@ -139,7 +139,7 @@ async def test_an_engine_that_says_odd_things_of_itself_costs_no_call(
     monkeypatch.setattr(probe.sampling, "known", odd)
     for _ in range(2):
         assert (await ask(front)).status == 200
-    assert told(front) == [UNTOLD | {"logprobs": "unknown"}] * 2
+    assert told(front) == [UNSTATED | {"logprobs": "unknown"}] * 2
 
 
 async def test_the_first_calls_wait_for_what_a_slow_engine_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ async def test_questions_wait_at_the_gate_or_end_with_the_front(monkeypatch: pyt
             front.open_gate(1)
             await until(lambda: len(stub.sampling.asked) == QUESTIONS)
             await ask(front)
-    assert told(front) == [UNTOLD | {"logprobs": "unknown"}, *[{"logprobs": "raw"}] * opens]
+    assert told(front) == [UNSTATED | {"logprobs": "unknown"}, *[{"logprobs": "raw"}] * opens]
 
 
 async def test_an_engine_that_came_back_is_asked_again() -> None:

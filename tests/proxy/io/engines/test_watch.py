@@ -11,7 +11,7 @@ import pytest
 
 from ajet_proxy.doctor import examine
 from ajet_proxy.io.engines import watch
-from ajet_proxy.io.engines.engine import Told
+from ajet_proxy.io.engines.engine import EngineState
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.engines.vllm import own_models
 from ajet_proxy.io.engines.watch import EngineWatch, changed, read
@@ -127,7 +127,7 @@ async def test_a_look_at_an_engine_that_hangs_holds_up_no_other_and_is_made_agai
     hung, right, looks, probe = "http://hung", site.stub.url, list[str](), site.watch._probe
     site.watch._noted[hung] = site.watch._noted[right]
 
-    async def look(urls: list[str]) -> list[Told]:
+    async def look(urls: list[str]) -> list[EngineState]:
         looks.extend(urls)
         return await (asyncio.Future() if looks == [hung] else probe([right]))
 

@@ -106,19 +106,19 @@ async def test_a_client_that_reads_slowly_gets_all_of_a_large_answer(
     monkeypatch.setattr(server, "PROGRESS", 1 << 16)
     got, asked = 0, b"GET /v1/files/large HTTP/1.1\r\nhost: x\r\n\r\n"
     async with (
-        answering("/v1/files/large", large) as engine, Front(engine, patience_s=1.0) as front,
+        answering("/v1/files/large", large) as engine, Front(engine, patience_s=3.0) as front,
         connected(front.url, asked) as (reader, _),
     ):  # fmt: skip
         await reader.readuntil(b"\r\n\r\n")
         began = asyncio.get_running_loop().time()
         if not reads:
-            await asyncio.sleep(2.5)
+            await asyncio.sleep(6.0)
         with contextlib.suppress(ConnectionError):
             while got < 24 << 20 and (data := await reader.read(1 << 20)):
                 got += len(data)
-                await asyncio.sleep(0.1 if reads else 0)
+                await asyncio.sleep(0.2 if reads else 0)
         assert (got == 24 << 20) is reads
-        assert asyncio.get_running_loop().time() - began > 1.0
+        assert asyncio.get_running_loop().time() - began > 3.0
 
 
 async def endless(http: web.Request) -> web.StreamResponse:
@@ -157,7 +157,7 @@ async def test_a_request_that_does_not_end_is_waited_for_once() -> None:
 
     served = web.Application()
     served.router.add_get("/", hang)
-    made = front.runner(Config(drain_s=4.0), served)
+    made = front.runner(Config(drain_s=8.0), served)
     await made.setup()
     await web.TCPSite(made, "127.0.0.1", 0).start()
     url = "http://{}:{}".format(*made.addresses[0])
@@ -165,7 +165,7 @@ async def test_a_request_that_does_not_end_is_waited_for_once() -> None:
         await asked.wait()
         began = asyncio.get_running_loop().time()
         await made.cleanup()
-        assert 3.9 <= asyncio.get_running_loop().time() - began < 7.5, "twice as long is what systemd does not wait for"
+        assert 7.9 <= asyncio.get_running_loop().time() - began < 15.5, "systemd does not wait twice as long"
         assert await reader.read() == b""
 
 
