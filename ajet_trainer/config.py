@@ -47,13 +47,6 @@ KEEP = "trainer.max_actor_ckpt_to_keep"
 """verl's key for how many checkpoints stay on disk."""
 
 
-def _one_url(given: Any) -> str:
-    """`given` as the URL of the one daemon; `ValueError` if it is several."""
-    if not isinstance(given, str) or "," in given:
-        raise ValueError("must be one URL, http://HOST:PORT: a trainer has one daemon")
-    return given.strip()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Everything that ajet itself decides about a training run."""
@@ -64,9 +57,7 @@ class Config:
     model_name: str = option(
         NAME, "Name under which agents ask for the model; unset: the only one that engine_urls serve, else policy."
     )
-    proxy_url: str = option(
-        "http://127.0.0.1:8484", "Where ajet-proxy listens: one URL, since a trainer has one daemon.", convert=_one_url,
-    )
+    proxy_url: str = option("http://127.0.0.1:8484", "Where ajet-proxy listens.")
     key: str = option(
         "", "Key of scope trainer for the proxy; a loopback proxy without secrets needs none. Never on the command "
         "line.", secret=True, places=(FILE, ENVIRONMENT),
