@@ -67,7 +67,7 @@ class LoopDetected(AjetError, status=508, type="engine_error"): ...
 
 
 _KINDS: list[type[AjetError]] = AjetError.__subclasses__()
-"""Those that a proxy answers with: `ProxyUnreachable` comes after them."""
+"""The errors that a proxy answers with: `ProxyUnreachable` comes after them."""
 _TYPES = {AjetError.type} | {kind.type for kind in _KINDS}
 _ELSEWHERE = (200, 301, 302, 307, 308, 404, 405)
 """Answers of other servers to a control route."""

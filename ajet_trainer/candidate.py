@@ -31,7 +31,7 @@ class NotPromoted(Exception):
 
 
 class Candidate:
-    """That of a run. `meanwhile` is done between two looks, and a wait ends when somebody is `stopping`."""
+    """The candidate of a run. `meanwhile` is done between two looks, and a wait ends when somebody is `stopping`."""
 
     def __init__(
         self, config: Config, link: Link, learner: Learner, progress: Progress, *, meanwhile: Callable[[], None],

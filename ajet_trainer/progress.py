@@ -39,7 +39,7 @@ class Progress:
         self.timing: dict[str, float] = {}
         """Seconds of the parts of the step that is under way."""
         self._took: dict[str, float] = {}
-        """Those of all steps so far."""
+        """The same of all steps so far."""
         self.clock: Callable[[], float] = time.monotonic
         self._said: set[str] = set()
         self.metrics_path = self.run_dir / "metrics.jsonl"

@@ -49,7 +49,7 @@ def decide(candidate: Sequence[Played], incumbent: Sequence[Played], margin: flo
 
 
 def _pairs(candidate: Sequence[Played], incumbent: Sequence[Played]) -> list[tuple[Played, Played]]:
-    """Those of which both have a reward."""
+    """Pairs of plays of one task, one by the candidate and one by what serves."""
     of_task = defaultdict[str, list[Played]](list)
     for one in reversed(incumbent):
         of_task[one["task"]].append(one)

@@ -78,7 +78,7 @@ def of_step(groups: Iterable[Group], how: ByTurn, lanes: Lanes) -> tuple[ByTurn,
 
 
 def _returns(group: Group, gamma: float) -> Iterator[Return]:
-    """Those of the calls that a reward reaches."""
+    """The returns of the calls that a reward reaches."""
     without = {one.episode: unjudged(one, gamma) for one in group.episodes}
     for session in (session for mine in turn_sessions(group) for session in mine if session.episode in without):
         gains = returns_to_go([turn.reward for turn in session.turns], gamma)

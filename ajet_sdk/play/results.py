@@ -103,12 +103,12 @@ class RunResults(tuple[RunResult, ...]):
 
     @property
     def untrainable(self) -> list[RunResult]:
-        """Those that have nothing to train because of their engine."""
+        """The results that have nothing to train because of their engine."""
         return [item for item in self if item.untrainable is not None]
 
     @property
     def kept(self) -> list[RunResult]:
-        """Those that the proxy keeps: to be trained, to be judged, or as an evaluation."""
+        """The results that the proxy keeps: to be trained, to be judged, or as an evaluation."""
         return [item for item in self if item.kept]
 
     @property

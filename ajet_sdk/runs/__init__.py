@@ -105,7 +105,7 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def restarts(keys: Sequence[str]) -> list[str]:
-    """Those of the changed `keys` that take a restart."""
+    """The ones of the changed `keys` that take a restart."""
     return [key for key in keys if key not in LIVE and not key.startswith(f"{MIX}.")]
 
 

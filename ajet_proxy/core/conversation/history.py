@@ -191,7 +191,7 @@ class PromptHistory(Struct, frozen=True):
 
     @classmethod
     def of(cls, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> PromptHistory:
-        """That of a `request` with a ``prompt``. Its text is not told apart from its words."""
+        """The history of a `request` with a ``prompt``. Its text is not told apart from its words."""
         prompt = request["prompt"]
         if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
             [prompt] = prompt

@@ -38,7 +38,7 @@ class Said:
         return f"other:0:{blake2b(said, key=self._scope, digest_size=SIZE).hexdigest()}"
 
     def begins_with(self, keys: Collection[str]) -> tuple[str, ...]:
-        """Those of `keys` with which it begins."""
+        """The ones of `keys` with which it begins."""
         history, parts = self._history, {key: key.rsplit(":", 2) for key in keys}
         alike = {key for key, (kind, _, _) in parts.items() if history is not None and kind == history.kind}
         begun = {} if history is None else history.until({int(parts[key][1]) for key in alike})

@@ -54,7 +54,7 @@ class Identity(Struct, frozen=True):
     first: str = ""
     """The episode of which a later part is meant, or would open."""
     lane: str = ""
-    """That of ``first``, if it is users' traffic."""
+    """The lane of ``first``, if it is users' traffic."""
 
     @property
     def consents(self) -> bool:

@@ -98,8 +98,8 @@ class Attempt:
 
 @dataclass(slots=True)
 class Attempts:
-    """Those of one episode: the ones in flight by their number, and those ``lost`` to the world. ``begun`` requests
-    have become calls. ``dropped`` lost ones were too many to be kept."""
+    """The attempts of one episode: the ones in flight by their number, and those ``lost`` to the world. ``begun``
+    requests have become calls. ``dropped`` lost ones were too many to be kept."""
 
     begun: int = 0
     running: dict[int, Attempt] = field(default_factory=dict)

@@ -14,8 +14,8 @@ from ajet_sdk.errors import NotFound
 
 
 class Batches(dict[str, LeasedBatch]):
-    """Those in memory, by their ids. ``leases`` counts all that there ever were. As episodes, they are ``leaving``
-    until they are known to be in the archive."""
+    """The batches in memory, by their ids. ``leases`` counts all that there ever were. As episodes, they are
+    ``leaving`` until they are known to be in the archive."""
 
     KEPT = ("leases",)
 

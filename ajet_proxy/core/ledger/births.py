@@ -133,7 +133,7 @@ class _Told:
             self._shared.append(way.get(number, beside))
 
     def version(self, call: CallEntry, version: int) -> int:
-        """That of a token of `call`, the oldest that it may be."""
+        """The version of a token of `call`, the oldest that it may be."""
         first, last = call.branches
         further = (version, version + 1) if call.ahead else (version,)
         return min(self._of(at, one) for at in range(first, last + 1) for one in further)

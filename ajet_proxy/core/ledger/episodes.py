@@ -38,7 +38,7 @@ class Archive(Protocol):
 
 
 class Episodes(dict[str, Episode]):
-    """Those in memory. ``changes`` counts how often one of them came to another state."""
+    """The episodes in memory. ``changes`` counts how often one of them came to another state."""
 
     KEPT = (
         "finished", "unsent", "lineage", "sealed_lineage", "cut_lineage", "shared_names", "withdrawn", "changes",
@@ -58,7 +58,7 @@ class Episodes(dict[str, Episode]):
         """The later parts of an episode."""
         self.withdrawn: dict[str, None] = {}
         self.finished: dict[str, int] = {}
-        """Those that ended, in that order, and the size of their text."""
+        """The episodes that ended, in that order, and the size of their text."""
         self.leaving: dict[str, Episode] = {}
         self.archived: Counter[str] = Counter()
         """The number that was archived in each state."""
@@ -197,7 +197,7 @@ class Episodes(dict[str, Episode]):
         self.awaiting[episode.id] = None
 
     def awaited(self) -> Iterator[Episode]:
-        """Those that await a judgement, the oldest first."""
+        """The episodes that await a judgement, the oldest first."""
         return map(self.__getitem__, self.awaiting)
 
     def derive(self) -> None:

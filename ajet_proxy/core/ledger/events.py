@@ -181,7 +181,7 @@ class RewardGiven(EpisodeEvent, frozen=True):
     final: bool
     note: str | None = None
     state: str | None = None
-    """That of the call when it was made, in the agent's words."""
+    """The state of the call when it was made, in the agent's words."""
     model: str | None = None
 
 

@@ -145,7 +145,7 @@ def lacking(state: State, body: Lease, *, at: float) -> list[ev.LanesLacking]:
 
 
 def _lanes_lacking(state: State, body: Lease, name: str, at: float) -> tuple[str, ...]:
-    """Those of the mix of that name."""
+    """The lanes, of the mix of that name."""
     lane_mix = state.mixes.table[name]
     counts = lane_mix.counts
     full = [lane for lane in sorted(counts.playing | counts.waiting) if counts.of(lane) and lane_mix.room(lane) == 0]

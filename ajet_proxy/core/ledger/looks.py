@@ -101,7 +101,7 @@ class Look:
             yield from self._of_lanes([lane], apart)
 
     def _first(self) -> list[Ranked]:
-        """Those that were complete first, of all lanes."""
+        """The groups that were complete first, of all lanes."""
         found, counted, apart = list[Ranked](), 0, self._apart()
         for one in self._stream(self._lanes(apart), apart):
             found.append(one)

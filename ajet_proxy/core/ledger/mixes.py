@@ -55,7 +55,7 @@ class Mixes:
         self.group_size = group_size
         self.table = {"": self._new()}
         self.models: tuple[str, ...] = ()
-        """Those that are announced, as far as it is counted for them."""
+        """The models that are announced, as far as it is counted for them."""
         self.orders = 0
         """The number of times that a mix was set."""
 

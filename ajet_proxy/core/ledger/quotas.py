@@ -81,8 +81,8 @@ class Quotas:
         self._kept, self._kept_at = Counter[str](), -math.inf
         """The bytes that each tenant kept then."""
         self._metadata: dict[str, int] = {}
-        """Those of episodes' metadata, which never change: writing them out again for every look would cost more than
-        all the rest."""
+        """The bytes of episodes' metadata, which never change: writing them out again for every look would cost more
+        than all the rest."""
 
     def check(self, events: Sequence[ev.Event]) -> None:
         """`OverQuota` if the tenant of one of `events` has used up a quota; the error's ``code`` names the quota."""

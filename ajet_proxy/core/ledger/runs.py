@@ -23,7 +23,7 @@ MAX_RUNS = 100
 
 
 class Runs(dict[str, ev.RunWanted]):
-    """Those that are wanted, by their names, each as it was wanted last."""
+    """The runs that are wanted, by their names, each as it was wanted last."""
 
     KEPT = ()
 

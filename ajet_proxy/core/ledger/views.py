@@ -284,7 +284,7 @@ def records(state: State, wanted: Wanted) -> dict[str, Any]:
 
 
 def _newest_first(state: State, wanted: Wanted) -> Iterator[Episode]:
-    """Those in memory, then the archived, going on from the last one that was listed."""
+    """The episodes in memory, then the archived, going on from the last one that was listed."""
     before, after = wanted.before, None
     known: Iterator[Episode] = chain(reversed(state.episodes.values()), reversed(state.episodes.leaving.values()))
     if before in state.episodes or before in state.episodes.leaving:

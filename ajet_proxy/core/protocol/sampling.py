@@ -90,7 +90,7 @@ def effective(ignored: tuple[str, ...], fields: Mapping[str, Any], known: Known,
 
 
 def _parameters(fields: Mapping[str, Any], defaults: Mapping[str, float | None]) -> Sampling:
-    """Those that have `defaults`, known or not. Greedy sampling leaves no choice to the ones that narrow it."""
+    """The parameters that have `defaults`, known or not. Greedy sampling leaves no choice to some of them."""
     told: dict[str, Any] = {}
     for name, default in defaults.items():
         asked = integer(fields, name) if name in _WHOLE else number(fields, name)

@@ -414,7 +414,7 @@ class EndTree:
         return [None if found is None else found[1] for found in nearest]
 
     def _nearer(self, call: int, one: int | None, other: int | None) -> int | None:
-        """That of two which sampled later or, if both did at one place, shares more with `call`."""
+        """The one of two that sampled later or, if both did at one place, shares more with `call`."""
         if one is None or other is None:
             return other if one is None else one
         at, place = self.turns[one].start, self.turns[other].start

@@ -105,7 +105,7 @@ class Pace:
             del self._waiting[where]
 
     def full(self) -> list[Where]:
-        """Where somebody waits."""
+        """The lanes, each of a model, in which somebody waits."""
         return sorted(self._waiting)
 
     def changed(self) -> None:
@@ -129,7 +129,7 @@ class Pace:
     def _in_order(
         self, by_key: dict[GroupKey, list[Waiter]], models: tuple[str, ...]
     ) -> Iterator[tuple[GroupKey, Waiter]]:
-        """Those of a lane who wait: as many as the groups lack that were begun, then group key by group key."""
+        """The waiters of a lane: as many as the groups lack that were begun, then group key by group key."""
         first = sorted(by_key.items(), key=lambda item: item[1][0][0])
         begun = [(group_key, waiters, self._lacking(group_key, models)) for group_key, waiters in first]
         yield from ((group_key, one) for group_key, waiters, lacking in begun for one in waiters[:lacking])

@@ -25,7 +25,7 @@ DEAF_S: Final = 10.0
 
 
 class Pulse:
-    """That of one engine, at which `look` looks: whether it is healthy."""
+    """The health of one engine, which `look` looks at."""
 
     def __init__(self, look: Callable[[], Awaitable[bool]]) -> None:
         self.beat = False

@@ -62,8 +62,8 @@ class Facts:
 
 
 class Questions:
-    """Those about the answer to one `request`, which `exchange` reads. `asks` makes further requests in the name of its
-    client."""
+    """Questions about the answer to one `request`, which `exchange` reads. `asks` makes further requests in the name of
+    its client."""
 
     def __init__(
         self, facts: Facts, request: EngineRequest, exchange: Exchange, asks: Callable[..., EngineRequest]

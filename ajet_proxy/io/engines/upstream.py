@@ -218,7 +218,7 @@ class Upstream:
                 await pulse.close()
 
     def pulse(self, url: str) -> Pulse:
-        """That of the server at `url`. Only its scheme, host and port count."""
+        """The pulse of the server at `url`. Only its scheme, host and port count."""
         known = self._pulses.get(url)
         if known is None:
             origin = str(URL(url, encoded=True).origin())

@@ -25,7 +25,7 @@ RETRY_AFTER_S = 5.0
 
 @dataclass(slots=True)
 class Requests:
-    """Those of one model, or all: how many are inside, and how many wait."""
+    """The requests of one model, or of all: how many are inside, and how many wait."""
 
     in_flight: int = 0
     waiting: int = 0

@@ -203,7 +203,7 @@ class Journal:
         self._path = self._folder
         """The segment that is written, once there is one."""
         self._made: os.stat_result
-        """That of its file, by which this is known: a file that is open keeps its number."""
+        """The status of its file, by which this is known: a file that is open keeps its number."""
         self._number, self._end = 0, 0
         self._named = True
         """True if the name of its file is on disk."""

@@ -180,7 +180,7 @@ def keys(tree: DictConfig) -> dict[str, Any]:
 
 
 def unread(set_here: Iterable[str], tree: DictConfig, *, attached: bool) -> Iterator[tuple[str, str]]:
-    """Those of the keys `set_here` that nothing reads in `tree`, each with what to do instead."""
+    """The ones of the keys `set_here` that nothing reads in `tree`, each with what to do instead."""
     families = dict(FAMILIES) | of_switches(tree)
     families |= of_engine("fsdp" if tree.model_engine == "dp" else tree.model_engine) | of_choice(tree)
     for part, settings in ((ACTOR, tree.actor_rollout_ref.actor), ("critic", tree.critic)):
