@@ -72,6 +72,9 @@ _TYPES = {AjetError.type} | {kind.type for kind in _KINDS}
 _ELSEWHERE = (200, 301, 302, 307, 308, 404, 405)
 """Answers of other servers to a control route."""
 _BY_STATUS = {kind.status: kind for kind in _KINDS}
+SENT_BADLY = (400, 411, 413, 414, 415, 422, 431)
+"""The statuses that an engine answers to a request that is wrong by itself. With any other error status it is the
+engine that is."""
 
 
 class ProxyUnreachable(AjetError, status=503, type="proxy_unreachable"): ...

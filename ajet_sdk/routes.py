@@ -49,9 +49,6 @@ DISCARD_REASONS: tuple[DiscardReason, ...] = get_args(DiscardReason)
 LEASE_UNITS = ("groups", "episodes")
 DEFAULT_LANE = "default"
 """The lane of tasks that name none."""
-SENT_BADLY = (400, 411, 413, 414, 415, 422, 431)
-"""The statuses that an engine answers to a request that is wrong by itself. With any other error status it is the
-engine that is."""
 ABORT_CAUSES = ("agent", "infra")
 """Whose failure it was that an episode is given up: the agent's own, or the world's."""
 TRAINER_SAYS = ("comes", "beats", "begins", "leaves")

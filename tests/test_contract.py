@@ -100,7 +100,7 @@ def test_what_the_world_failed() -> None:
     by_world = {reason for reason in losses() if attempts.fate(reason, status=500) == "world"}
     assert set(column("5.4")) == {*own, *by_world}
     (row,) = (row for row in table("5.4") if words(row[0]) == ["refused"])
-    assert [int(status) for status in re.findall(r"\b4\d\d\b", row[1])] == list(routes.SENT_BADLY)
+    assert [int(status) for status in re.findall(r"\b4\d\d\b", row[1])] == list(errors.SENT_BADLY)
 
 
 def test_the_ways_to_name_an_episode() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from itertools import chain
 from typing import Any
 
-from ajet_sdk.routes import SENT_BADLY
+from ajet_sdk.errors import SENT_BADLY
 
 CONNECTING = {"ConnectTimeout", "ConnectTimeoutError", "ConnectionTimeoutError", "URLError"}
 """Had no connection yet, so that nobody was waited for who answers."""

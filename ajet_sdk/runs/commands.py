@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ajet_sdk.blocking import Client
 from ajet_sdk.commands import LOOK_S, client_for, proxy_option, show_json_or, usage
 from ajet_sdk.limits import check_name
 from ajet_sdk.output import OnceGroup, say
-from ajet_sdk.routes import ChangeRun, PutRun
 from ajet_sdk.runs import MIX, flat, literal, tables
 from ajet_sdk.settings import read_toml
+
+if TYPE_CHECKING:
+    from ajet_sdk.blocking import Client
 
 FOLLOW_S = 1.0
 SHOWN = ("reward_mean", "reward_std", "lr", "pg_loss", "staleness_mean")
@@ -54,6 +55,8 @@ def start(
 
     A new one needs --config. One that was stopped goes on from its last checkpoint.
     """
+    from ajet_sdk.routes import ChangeRun, PutRun
+
     if file is None and supervisor is not None:
         raise click.UsageError("--supervisor goes with --config")
     with usage():
@@ -72,6 +75,8 @@ def start(
 @run_argument
 def stop(run: str, as_json: bool, proxy: str | None) -> None:
     """Have a run stopped, after its step and a checkpoint."""
+    from ajet_sdk.routes import ChangeRun
+
     with client_for(proxy) as client:
         show_json_or(as_json, client.ask("change_run", ChangeRun(desired="stopped"), id=run).json(), run_view)
 
@@ -88,6 +93,8 @@ def set_keys(run: str, assignments: tuple[str, ...], restart: bool, as_json: boo
     A KEY without a dot is one of [trainer], mix.LANE is the share of a lane, and other KEYs with dots are verl's. An
     empty VALUE takes a key away.
     """
+    from ajet_sdk.routes import ChangeRun
+
     config: dict[str, dict[str, Any]] = {}
     for word in assignments:
         key, equals, text = word.partition("=")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from ajet_proxy.core.trajectory import call as reasons
-from ajet_sdk.routes import SENT_BADLY
+from ajet_sdk.errors import SENT_BADLY
 
 Fate = Literal["answered", "own", "world"]
 MOST: Final = 1000
