@@ -325,7 +325,7 @@ class Episode:
             agent: total(one for name, one in self.rewards.items() if given[name] in (None, agent)) or 0.0
             for agent in dict.fromkeys(filter(None, given.values()))
         }
-        return {} if set(found.values()) <= {self.reward()} else found
+        return found if found and set(found.values()) != {self.reward()} else {}
 
     def head(self) -> Episode:
         """Return the part that a listing shows of it once archived: no calls and no notes."""
