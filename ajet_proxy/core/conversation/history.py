@@ -419,14 +419,15 @@ class Lineage:
         if len(other._marks) > most:
             other.drop(next(iter(other._marks)))
 
-    def continued(self, history: Beginnings) -> tuple[str, ...]:
-        """The episode that `history` continues; none if it continues none, several if it may continue any of them."""
-        for mark in history.beginnings(self._lengths):
-            found = self._episodes.get(mark.key)
-            if found is None:
-                continue
-            alike = [episode for episode, firm in found.items() if mark.firm in firm]
-            return tuple(alike if len(alike) == 1 else found)
+    def continued(self, history: Beginnings, *others: Lineage) -> tuple[str, ...]:
+        """The episode that `history` continues, here or in `others`; none if it continues none, several if it may
+        continue any of them."""
+        lineages = (self, *others)
+        for mark in history.beginnings({length for one in lineages for length in one._lengths}):
+            found = [item for one in lineages for item in one._episodes.get(mark.key, {}).items()]
+            if found:
+                alike = [episode for episode, firm in found if mark.firm in firm]
+                return tuple(alike if len(alike) == 1 else dict(found))
         return ()
 
     def add_request(self, episode: str, body_hash: str, idempotency_key: str | None) -> None:

@@ -146,8 +146,9 @@ class Commands:
             body, episode=episode, at=at, tenant=asked.tenant, identified_by=started.identified_by,
             plays=started.model or None, traffic=asked.traffic, first=asked.first, issued=asked.issued,
         )
+        before = self.state.episodes.of_chat(first) if asked.first else None
         gone = asked.traffic and (
-            not asked.consents or first in self.state.episodes.withdrawn
+            not asked.consents or self.state.episodes.is_withdrawn(first) or (before is not None and before.withdrawn)
             or self.judging.is_void(asked.tenant, asked.issued)
         )
         if asked.withdraws or gone:

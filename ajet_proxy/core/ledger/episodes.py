@@ -14,7 +14,7 @@ from ajet_proxy.core.conversation.history import Beginnings, Lineage
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.queues import LeasedBatch
-from ajet_proxy.core.ledger.session_names import NAME_RUNS, RUNGS
+from ajet_proxy.core.ledger.session_names import NAME_RUNS, RUNGS, first_of
 from ajet_proxy.core.trajectory.timeline import Turn
 from ajet_sdk.errors import Conflict, NotFound
 
@@ -94,18 +94,32 @@ class Episodes(dict[str, Episode]):
         return known
 
     def continued(
-        self, history: Beginnings | None, *, body_hash: str, idempotency_key: str | None, retries: int
+        self, history: Beginnings | None, *, body_hash: str, idempotency_key: str | None, retries: int,
+        consents: bool | None = None,
     ) -> tuple[str, ...]:
         """The open episode that an unnamed request continues, if there is one; several if nobody can say which of
-        them."""
-        again = self.lineage.repeated(body_hash if retries else None, idempotency_key, self.all_lost)
+        them. If it repeats one of which nothing came, it is one that `consents` as this does."""
+        def repeats(name: str) -> bool:
+            return self.all_lost(name) and not (self[name].opening.traffic and self[name].withdrawn is consents)
+
+        again = self.lineage.repeated(body_hash if retries else None, idempotency_key, repeats)
         if again is not None:
             return (again,)
         return () if history is None else self.lineage.continued(history)
 
+    def chats(self, history: Beginnings) -> tuple[str, ...]:
+        """The first parts of all chats, open or sealed, that `history` may go on from."""
+        found = self.lineage.continued(history, self.cut_lineage)
+        return tuple(dict.fromkeys(self[one].opening.whole if one in self else first_of(one) for one in found))
+
     def all_lost(self, episode: str) -> bool:
         """Tell whether no call of `episode`, which is in memory, has come to anything."""
         return all(entry.state == "lost" for entry in self[episode].transcript.calls.values())
+
+    def is_withdrawn(self, first: str) -> bool:
+        """Tell whether nothing is learned from the parts of the `first` episode, as far as memory knows."""
+        parts = map(self.get, (first, *self.parts.get(first, ())))
+        return first in self.withdrawn or any(part is not None and part.withdrawn for part in parts)
 
     def alerts(self) -> dict[str, str]:
         """The line for an operator about names that are those of several runs."""
@@ -175,7 +189,7 @@ class Episodes(dict[str, Episode]):
             if not self.open_of[episode.opening.tenant]:
                 del self.open_of[episode.opening.tenant]
         self.judgeable += episode.opening.judged
-        if episode.state == "sealed" and episode.opening.traffic:
+        if before == "open" and episode.opening.traffic:
             if episode.opening.identified_by == "lineage":
                 self.lineage.hand_over(episode.id, self.cut_lineage, MOST_SEALED, episode.opening.whole)
             elif episode.opening.identified_by in RUNGS:  # whose name may turn out to be that of several chats

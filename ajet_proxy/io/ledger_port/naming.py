@@ -20,7 +20,7 @@ from ajet_proxy.core.identity.headers import is_text
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
-from ajet_proxy.core.ledger.session_names import RUNGS, SessionNames, base_of, first_of, has_parts
+from ajet_proxy.core.ledger.session_names import RUNGS, SessionNames, base_of, has_parts
 from ajet_proxy.core.ledger.shared_names import SharedNames
 from ajet_proxy.io.ledger_port.port import CallRequest
 from ajet_proxy.io.runtime.clock import Clock
@@ -60,24 +60,26 @@ class Naming:
         """The identity of a request with the episode that it belongs to, what to note on one that it opens, and that
         episode if there is one. It is so as this returns: whoever began meanwhile is seen."""
         named = request.identity
-        identity, known = await self._store.decide(partial(self._found, named))
+        identity, known, before = await self._store.decide(partial(self._found, named))
         if named.labels.reward is not None:
             return identity, NOTHING, known
         if identity.may_be_shared and identity.episode is not None and request.history is not None:
             if self._shared.may_be_again(known, request):
                 await asyncio.sleep(SOON_S)
-                identity, known = await self._store.decide(partial(self._found, named))
+                identity, known, before = await self._store.decide(partial(self._found, named))
             if identity.episode is not None:
-                identity = self._told_apart(named, identity, known, request)
+                identity = self._told_apart(named, identity, known, before, request)
         if identity.episode is not None:
             return identity, NOTHING, known
         identity, metadata = self.continued(identity, request.history, request.sent)
         return identity, metadata, self._state.episodes.get(identity.episode or "")
 
-    def _found(self, named: Identity) -> tuple[Identity, Episode | None]:
-        """The identity of a request that is `named` so, as it is now, and its episode."""
-        current = named if named.labels.reward is not None else self.current(named)
-        return current, None if current.episode is None else self._state.episodes.find(current.episode)
+    def _found(self, named: Identity) -> tuple[Identity, Episode | None, Episode | None]:
+        """The identity of a request that is `named` so, as it is now; its episode; and that, or what is known of the
+        chat of which it opens a part."""
+        current, episodes = named if named.labels.reward is not None else self.current(named), self._state.episodes
+        known = None if current.episode is None else episodes.find(current.episode)
+        return current, known, known or (episodes.of_chat(current.first) if current.first else None)
 
     def current(self, identity: Identity) -> Identity:
         """`identity` with the episode that a session's name stands for now; with none, if the name is that of several
@@ -120,17 +122,19 @@ class Naming:
         return self._part_of(replace(identity, episode=found), name)
 
     def _told_apart(
-        self, named: Identity, current: Identity, known: Episode | None, request: CallRequest
+        self, named: Identity, current: Identity, known: Episode | None, before: Episode | None, request: CallRequest
     ) -> Identity:
-        """`current`, without its episode if the request shows that the name is that of several runs."""
+        """`current`, without its episode if the request shows that the name is that of several runs. `before` is the
+        chat that it would be in."""
         assert current.episode is not None
         agent = current.labels.agent or ""
         agent = agent if known is None else known.opening.agent_of(agent, request.model)
-        if not self._shared.shows(named.identified_by, known, current.episode, agent, request):
+        shown = self._shared.shows(named.identified_by, known, current.episode, agent, request)
+        if not (shown or _needs_own_consent(named, known, before, request)):
             return current
         base = base_of(self._names.root(named.episode or "", None, named.claims.tenant), named.claims.tenant)
         self._store.post([ev.NameShared(self._clock.now(), base)])
-        return replace(current, episode=None, identified_by="lineage")
+        return replace(current, episode=None, identified_by="lineage", first="", lane="")
 
     def continued(
         self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]
@@ -138,35 +142,29 @@ class Naming:
         """`identity` with the episode that the request continues, if none is named; and what to note on a new one."""
         if identity.episode is not None:
             return identity, NOTHING
-        found = self._state.episodes.continued(history, **sent)
+        found = self._state.episodes.continued(history, consents=identity.consents, **sent)
         what = ("new", "continued", "ambiguous")[min(len(found), 2)]
         self._metrics.inc("ajet_lineage_total", found=what)
         noted = {"may_continue": found[:MAX_NOTED]} if found else NOTHING
-        if len(found) == 1:
+        episodes, chats = self._state.episodes, tuple[str, ...]()
+        if history is not None and (identity.claims.lanes or identity.labels.traffic is False):
+            chats = episodes.chats(history)
+        refused = next(filter(episodes.is_withdrawn, chats), "")
+        if identity.labels.traffic and not all(map(episodes.is_withdrawn, chats)):  # it is rather of one that is not
+            chats, refused = tuple(one for one in chats if not episodes.is_withdrawn(one)), ""
+        if len(found) == 1 and (not refused or episodes[found[0]].withdrawn):
             return replace(identity, episode=found[0]), NOTHING
-        if history is None or not (identity.claims.lanes or identity.labels.traffic is False):
-            return identity, noted
-        chats, withdrawn = self._continued_chats(history), self._state.episodes.withdrawn
-        if identity.labels.traffic:  # it is rather of one that is not withdrawn
-            chats = [one for one in chats if one not in withdrawn] or chats
-        first = next((one for one in chats if one in withdrawn), chats[0] if len(chats) == 1 else "")
-        return self._part_of(identity, first), noted
+        return self._part_of(identity, refused or (chats[0] if len(chats) == 1 else "")), noted
 
     def chats(self, identity: Identity, known: Episode | None, history: Beginnings | None) -> Sequence[str]:
         """The first parts of the chats that a request takes back, which belongs to the episode `known` if there is one.
-        Where nobody can say of which it is, these are all, unless one of them is withdrawn: then it is of that."""
-        if known is not None:
-            return (known.opening.whole,)
+        Where nobody can say of which it is, these are all, open and sealed, unless one of them is withdrawn: then it is
+        of that, and what the others say is no more than that said."""
+        own = identity.first if known is None else known.opening.whole
         if identity.identified_by != "lineage" or history is None:
-            return (identity.first,)
-        found = self._continued_chats(history)
-        return found if self._state.episodes.withdrawn.keys().isdisjoint(found) else ()
-
-    def _continued_chats(self, history: Beginnings) -> Sequence[str]:
-        """The first parts of the chats that `history` may go on from: of open ones, else of sealed ones."""
-        episodes = self._state.episodes
-        found = [episodes[one].opening.whole for one in episodes.lineage.continued(history)]
-        return tuple(dict.fromkeys(found or map(first_of, episodes.cut_lineage.continued(history))))
+            return (own,)
+        found = self._state.episodes.chats(history)
+        return (own, *(() if any(map(self._state.episodes.is_withdrawn, found)) else found))
 
     def comes(self, known: Episode | None, request: CallRequest) -> None:
         """A request comes in `known`, whose task may stand for several."""
@@ -182,6 +180,16 @@ class Naming:
                 self._names.left(episode)
         elif isinstance(event, (ev.EpisodeSealed, ev.EpisodeDiscarded)):
             self._shared.ended(event.episode)
+
+
+def _needs_own_consent(named: Identity, known: Episode | None, before: Episode | None, request: CallRequest) -> bool:
+    """Tell whether a request under a name that may be that of several begins another conversation than those of the
+    chat `before`, and consents otherwise: then it may be somebody else's. One that takes back what was said takes back
+    all of the name."""
+    if before is None or not before.opening.traffic or not request.begins or named.labels.traffic is False:
+        return False
+    is_other = known is None or any(one.asked.said != request.said for one in known.transcript.calls.values())
+    return is_other and named.consents is before.withdrawn
 
 
 def tenant_of(identity: Identity, episode: str, known: Episode | None) -> str:

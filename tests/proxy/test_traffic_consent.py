@@ -1,0 +1,114 @@
+"""Consent of users whom a name or a history does not tell apart from others, behind a key that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ajet_proxy.core.ledger import episodes
+from ajet_proxy.io.http import keyring
+from tests.kit.engine_stub import EngineStub, Fault
+from tests.proxy.serving import Client, serving
+from tests.proxy.test_traffic import ADMIN, LANE, User, seals
+from tests.proxy.test_traffic_bad_days import KEYED, SAYS, Named, batch, calls_of, judge_all
+
+
+class Site:
+    """A daemon, and the key of an app whose users consent by header."""
+
+    def __init__(self, client: Client, key: str) -> None:
+        self.client, self.key = client, key
+
+    def user(self, path: str = "", name: str = "") -> Named:
+        return Named(self.client, path, self.key, name)
+
+    async def seals(self) -> None:
+        await seals(self.client, key=ADMIN)
+
+    async def learned(self) -> set[str]:
+        """The calls in the next batch, once all that is open is sealed and judged."""
+        await self.seals()
+        await judge_all(self.client, ADMIN)
+        return (await batch(self.client, ADMIN))[1]
+
+    async def calls(self, user: User) -> set[str]:
+        return await calls_of(self.client, user, ADMIN)
+
+
+@pytest.fixture
+async def site(tmp_path: Path, stub: EngineStub) -> AsyncIterator[Site]:
+    async with serving(tmp_path, upstream=(stub.url,), **KEYED) as client:
+        yield Site(client, keyring.keys(tmp_path, admin_secret=ADMIN).issue(LANE))
+
+
+@pytest.mark.parametrize("path", ["/e/alice", ""])
+async def test_who_never_consented_does_not_however_many_others_do_not(
+    site: Site, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(episodes, "MOST_WITHDRAWN", 2)
+    user = site.user(path, "" if path else "alice")
+    await user.says("I never said so")
+    await site.seals()
+    for number in range(4):
+        await site.user(f"/e/other{number}").says("nor do I")
+    await user.says("my secret")
+    assert not await site.learned() & await site.calls(user)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("first", ["1", None])
+async def test_another_conversation_of_a_name_needs_a_consent_of_its_own(
+    site: Site, sealed: bool, first: str | None
+) -> None:
+    """An app may have one name for all of its users."""
+    user, other = site.user(name="app"), site.user(name="app")
+    await user.says("one", **SAYS[first])
+    if sealed:
+        await site.seals()
+    await other.says("I am somebody else", **SAYS[None if first else "1"])
+    await other.says("and go on")
+    await user.says("two")
+    consents, refuses = (user, other) if first else (other, user)
+    found = await site.learned()
+    assert found == await site.calls(consents) and not found & await site.calls(refuses)
+
+
+async def test_who_refused_goes_on_in_no_chat_of_who_said_the_same_and_consents(site: Site) -> None:
+    user, twin = site.user(), site.user()
+    await user.says("hi there", **SAYS["0"])
+    await site.seals()
+    await twin.says("hi there", **SAYS["1"])
+    assert user.said == twin.said
+    await user.says("I am ill")
+    await twin.says("what is the time?", **SAYS["1"])
+    found = await site.learned()
+    assert found == await site.calls(twin)
+
+
+async def test_a_retry_takes_the_place_of_no_request_that_consents_otherwise(site: Site, stub: EngineStub) -> None:
+    user, other = site.user(), site.user()
+    stub.faults.append(Fault("status", status=500))
+    with pytest.raises(Exception, match="500"):
+        await user.says("hi", **SAYS["1"])
+    await other.says("hi", **{"X-Stainless-Retry-Count": "1"})
+    assert not await site.learned()
+
+
+async def test_a_chat_is_taken_back_whether_one_that_said_the_same_is_open_or_not(site: Site) -> None:
+    user, twin = site.user(), site.user()
+    await user.says("hi", **SAYS["1"])
+    await site.seals()
+    await twin.says("hi", **SAYS["1"])
+    await user.says("take it back", **SAYS["0"])
+    assert not await site.learned() & await site.calls(user)
+
+
+async def test_a_chat_that_its_app_gave_up_stays_taken_back(site: Site) -> None:
+    user = site.user()
+    await user.says("one", **SAYS["0"])
+    (episode,) = (await site.client.control("GET", "/episodes", key=ADMIN)).json["episodes"]
+    assert (await site.client.control("POST", f"/episodes/{episode['episode']}/abort", {}, key=ADMIN)).status == 200
+    await user.says("two")
+    assert not await site.learned()
