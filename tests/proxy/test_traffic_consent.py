@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from ajet_proxy.core.ledger import episodes
@@ -112,3 +114,34 @@ async def test_a_chat_that_its_app_gave_up_stays_taken_back(site: Site) -> None:
     assert (await site.client.control("POST", f"/episodes/{episode['episode']}/abort", {}, key=ADMIN)).status == 200
     await user.says("two")
     assert not await site.learned()
+
+
+CHAT = "/chat/completions"
+NO_CALLS: dict[str, tuple[str, str, Any]] = {
+    "no JSON": ("POST", CHAT, b"{"), "too many choices": ("POST", CHAT, {"messages": [], "n": 2000}),
+    "too many messages": ("POST", CHAT, {"messages": 20_000 * [{"role": "user", "content": "a"}]}),
+    "no such block": ("POST", "/messages", {"messages": [{"role": "user", "content": [{"type": "odd"}]}]}),
+    "models": ("GET", "/models", b""), "embeddings": ("POST", "/embeddings", {"input": "a"}),
+}
+
+
+@pytest.mark.parametrize("how", NO_CALLS)
+async def test_a_request_that_becomes_no_call_takes_back_what_it_names(site: Site, how: str) -> None:
+    user = site.user("/e/alice")
+    await user.says("one", **SAYS["1"])
+    method, route, body = NO_CALLS[how]
+    sent: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": {"model": "stub", **body}}
+    async with httpx.AsyncClient(trust_env=False, headers={"authorization": f"Bearer {site.key}", **SAYS["0"]}) as http:
+        answer = await http.request(method, user.url + route, **sent)
+    assert (answer.status_code == 200) is (how in ("models", "embeddings"))
+    assert not await site.learned()
+
+
+async def test_a_shared_name_that_rewards_without_a_call_is_refused(site: Site) -> None:
+    for text in ("one", "two"):
+        await site.user(name="app").says(text, **SAYS["1" if text == "one" else None])
+    headers = {"authorization": f"Bearer {site.key}", "X-AJet-Reward": "1"}
+    async with httpx.AsyncClient(trust_env=False, headers=headers) as http:
+        body = {"model": "stub", "input": "a", "user": "app"}
+        answer = await http.post(f"{site.client.app.url}/v1/embeddings", json=body)
+    assert answer.status_code == 400 and "needs an episode" in answer.text

@@ -94,8 +94,8 @@ class Episodes(dict[str, Episode]):
         return known
 
     def continued(
-        self, history: Beginnings | None, *, body_hash: str, idempotency_key: str | None, retries: int,
-        consents: bool | None = None,
+        self, history: Beginnings | None, *, body_hash: str | None = None, idempotency_key: str | None = None,
+        retries: int = 0, consents: bool | None = None,
     ) -> tuple[str, ...]:
         """The open episode that an unnamed request continues, if there is one; several if nobody can say which of
         them. If it repeats one of which nothing came, it is one that `consents` as this does."""

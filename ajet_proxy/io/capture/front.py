@@ -156,10 +156,19 @@ class HttpFront:
                 return await self._pass_body(caller, sent, None)  # no call can come of it; the engine says so itself
             identified = await self._pipeline.identify(Received(caller, dialect, sent, body))
         except Exception as error:
+            with contextlib.suppress(AjetError):
+                await self._taken_back(caller, body)
             if not isinstance(error, AjetError) or is_ours(error):
                 self._note_unserved(getattr(error, "code", "internal_error"), caller, body)
             raise
         return await self._pipeline.capture(identified)
+
+    async def _taken_back(self, caller: Caller, body: JsonBody | None) -> None:
+        """Withdraw the chat that a request names which says so, and becomes no call."""
+        if caller.headers.labels.traffic is False:
+            identity = caller.identify(None if body is None else body.fields)
+            if identity.episode is not None:
+                await self._ledger_port.withdraw(identity)
 
     def _note_unserved(self, code: str, caller: Caller, body: JsonBody | None) -> None:
         """Note a request to a captured route that cannot become calls, with the `code` of an error of ours. `body` is
@@ -190,6 +199,7 @@ class HttpFront:
                 self._note_unserved(failed, caller, None)
 
     async def _send_on(self, caller: Caller, sent: bytes, request: JsonBody | None) -> web.StreamResponse:
+        await self._taken_back(caller, request)
         http, body = caller.http, sent
         fields = request.fields if request is not None and caller.headers.labels.reward is not None else None
         identity = await self._rewarded(caller, sent, fields)

@@ -95,6 +95,11 @@ class LocalPort:
             tenant_of(found, found.episode, known)
         return found
 
+    async def withdraw(self, identity: Identity) -> None:
+        found = await self.find(identity, None, {})
+        known = await self._naming.find(found.episode)
+        await self._store.commit(self._withdrawals(self._naming.chats(found, known, None)))
+
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
         assert identity.labels.reward is not None
         episode, body, commands = identity.episode, identity.labels.reward, self._commands
@@ -185,7 +190,7 @@ class LocalPort:
                 prompt="" if request.probe else request.prompt,
             )
             if asked.withdraws:  # even if it is never let in
-                self._withdraw(self._naming.chats(identity, known, request.history))
+                self._store.post(self._withdrawals(self._naming.chats(identity, known, request.history)))
             lost = None if known is None else partial(
                 self._commands.lose_request, episode, agent=agent, model=model, said=request.said
             )
@@ -238,10 +243,10 @@ class LocalPort:
         started = replace(asked.started, at=begun.started_at, episode=episode, calls=begun.calls)
         return begun, self._commands.begin_call(replace(asked, started=started, unseen=unseen), known)
 
-    def _withdraw(self, chats: Sequence[str]) -> None:
+    def _withdrawals(self, chats: Sequence[str]) -> list[ev.Event]:
         """Nothing more is learned from these, called by their first parts."""
         at = self._state.time(self._clock.now())
-        self._store.post([event for chat in chats for event in self._commands.judging.withdraw(chat, at)])
+        return [event for chat in chats for event in self._commands.judging.withdraw(chat, at)]
 
     def _not_let_in(self, lost: Callable[..., Sequence[ev.Event]], error: BaseException) -> None:
         """Record a request that became no call, unless that is its own fault: its client gave up at the gate, or got an

@@ -137,6 +137,10 @@ class LedgerPort(Protocol):
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
         """`identity` with the episode that its name stands for, or that the request continues, if there is one."""
 
+    async def withdraw(self, identity: Identity) -> None:
+        """Learn nothing from the chat that the name of `identity` stands for, although its request makes no call.
+        Returns when that is on disk."""
+
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
         """Record the reward of `identity`, as `find` returned it; a name opens its episode on first sight. `name` is
         the reward's id. If only its content names it, `again` tells whether it was sent before, and it gets a

@@ -69,7 +69,7 @@ VALUES = Values((
 """The values that cross between the ledger's process and its workers."""
 
 
-QUESTIONS = ("reward", "end", "model_for", "admit", "kept", "nearest")
+QUESTIONS = ("withdraw", "reward", "end", "model_for", "admit", "kept", "nearest")
 NOTICES = ("unserved", "unread", "sent", "lose", "used", "remember", "keep")
 """Methods of a `LedgerPort` that cross as they are."""
 
@@ -95,7 +95,7 @@ def _notice(name: str) -> Any:
 class RemotePort:
     """Asks over `connection`. `serving` is `facts` until others come."""
 
-    reward, end, model_for, admit, kept, nearest = map(_question, QUESTIONS)
+    withdraw, reward, end, model_for, admit, kept, nearest = map(_question, QUESTIONS)
     unserved, unread, sent, lose, used, remember, keep = map(_notice, NOTICES)
 
     def __init__(self, connection: WorkerConnection, facts: Facts) -> None:
