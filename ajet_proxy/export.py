@@ -18,6 +18,7 @@ from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.export import pairs, place, preference_row, sft_row
 from ajet_proxy.core.trajectory.samples import samples_of
+from ajet_proxy.io.http import keyring
 from ajet_proxy.io.storage.archive import ArchiveFile
 from ajet_proxy.offline import By, read_state, tree_row
 from ajet_sdk.errors import BadRequest
@@ -50,7 +51,11 @@ def rows(
     retention has removed."""
     with closing(ArchiveFile(data_dir)) as archive:
         state = read_state(data_dir, archive)
-        episodes = _episodes(state, archive, choice, removed)
+        void = keyring.revoked_tenants(data_dir)
+        episodes = (
+            one for one in _episodes(state, archive, choice, removed)
+            if not (one.opening.traffic and one.opening.issued <= void.get(one.opening.tenant, -1.0))
+        )
         if form == "preferences":
             yield from _pairs(state, episodes, choice)
             return

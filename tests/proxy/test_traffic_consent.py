@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.ledger import episodes
+from ajet_proxy.export import Choice, rows
 from ajet_proxy.io.http import keyring
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.proxy.serving import Client, serving
@@ -145,3 +147,20 @@ async def test_a_shared_name_that_rewards_without_a_call_is_refused(site: Site) 
         body = {"model": "stub", "input": "a", "user": "app"}
         answer = await http.post(f"{site.client.app.url}/v1/embeddings", json=body)
     assert answer.status_code == 400 and "needs an episode" in answer.text
+
+
+async def test_nothing_is_exported_whose_key_was_revoked_while_no_daemon_ran(tmp_path: Path, stub: EngineStub) -> None:
+    async with serving(tmp_path, upstream=(stub.url,), **KEYED) as client:
+        keys = keyring.keys(tmp_path, admin_secret=ADMIN)
+        for tenant in ("app", "other"):
+            await User(client, key=keys.issue(Claims("agent", tenant, lanes=("chat",), always=True))).says("one")
+        await seals(client, key=ADMIN)
+        await judge_all(client, ADMIN)
+        revoked_at = client.now
+
+    def exported() -> list[str]:
+        return [row["sample"] for row in rows(tmp_path, "samples", Choice(), lambda number: None)]
+
+    assert len(exported()) == 2
+    keyring.revoke(tmp_path, "tenant", "app", revoked_at)
+    assert len(exported()) == 1

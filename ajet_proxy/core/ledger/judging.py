@@ -144,8 +144,10 @@ class JudgingCommands:
         notes = fitting(one.note for one in given)
         scores = tuple((one.call, one.agent, one.value, note) for one, note in zip(given, notes, strict=True))
         spent = (ev.JudgeSpent(at, body.judge, body.tokens),) if body.tokens else ()
-        if body.withdraw and known.stored is None:
-            return () if known.withdrawn else (*spent, *self.withdraw(known.opening.whole, at))
+        if body.withdraw:
+            gone = tuple(self.withdraw(known.opening.whole, at))
+            if gone or known.stored is None:
+                return (*spent, *gone) if gone else ()
         if known.judgement is not None:
             if (known.judgement.judge, known.judgement.scores) == (body.judge, scores):
                 return ()

@@ -140,3 +140,13 @@ def test_a_revocation_takes_out_what_its_keys_have_opened_whenever_that_was(rig:
     rig.chat("new", tenant="app", issued=6.0)
     rig.call("plain", tenant="app", issued=5.0)
     assert {one.id for one in rig.state.episodes.values() if one.withdrawn} == {"a", "held"}
+
+
+def test_a_judge_withdraws_what_goes_on_of_a_chat_whose_first_part_is_archived(rig: TrafficRig) -> None:
+    call = rig.awaiting()
+    rig.judge("a", 0.5, call=call)
+    rig.ack(rig.batch(group_size=1))
+    rig.archive()
+    rig.chat("a.2", first="a")
+    rig.run(rig.commands.judging.judge("a", Judgement("judge", withdraw=True), at=rig.at))
+    assert rig.state.episodes["a.2"].withdrawn
