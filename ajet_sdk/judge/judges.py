@@ -183,7 +183,8 @@ class Model:
         self.refuse_itself({call.get("model") for call in episode["calls"]})
         out: dict[str | None, Verdict] = {}
         for call in episode["calls"]:
-            out.update(await self.ask({call["call"]: seen(call, words=self._words)}))
+            shown = seen(call, words=self._words, said=episode.get("feedback"))
+            out.update(await self.ask({call["call"]: shown}))
         return out
 
     async def compare(self, episodes: Sequence[Episode]) -> dict[str, Verdict]:
@@ -191,7 +192,7 @@ class Model:
         return await self.ask({one["episode"]: self._whole(one) for one in episodes})
 
     def _whole(self, episode: Episode) -> Mapping[str, Any]:
-        turns = [seen(call, words=self._words) for call in episode["calls"]]
+        turns = [seen(call, words=self._words, said=episode.get("feedback")) for call in episode["calls"]]
         return turns[0] if len(turns) == 1 else {f"turn {place}": turn for place, turn in enumerate(turns, 1)}
 
     async def ask(self, items: Mapping[str, Mapping[str, Any]]) -> dict[str, Verdict]:

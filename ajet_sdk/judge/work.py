@@ -20,7 +20,7 @@ from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound, TooLarge
 from ajet_sdk.judge.judges import CALL_S, LEASE_S, Away, Episode, Failed, Judge, Model, Rest, Verdicts, called
 from ajet_sdk.limits import MAX_JUDGEMENTS, MAX_WORDS
-from ajet_sdk.rewards.judging import FAKES, PROBE_EVERY, Budget, Probes, agreement, is_value, seen, with_thumb
+from ajet_sdk.rewards.judging import FAKES, PROBE_EVERY, Budget, Probes, agreement, is_value, seen, thumb, with_thumb
 from ajet_sdk.routes import Judgement, LeaseJudgements
 
 WAIT_S = 20.0
@@ -170,8 +170,7 @@ class Work:
         calls = {call["call"]: call for call in episode["calls"]}
         rewards, values = list[dict[str, Any]](), list[float]()
         for call, verdict in verdicts.items():
-            said = episode.get("feedback") if call is None else calls[call].get("feedback")
-            final = with_thumb(verdict, said, weight)
+            final = with_thumb(verdict, thumb(episode, call), weight)
             if final.value is None:
                 self.counts["abstained"] += 1
                 continue

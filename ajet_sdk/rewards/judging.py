@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from statistics import fmean
 from typing import Any
 
 from ajet_sdk.errors import BadRequest
@@ -51,15 +52,30 @@ class Verdict:
     note: str
 
 
-def seen(call: Mapping[str, Any], *, words: bool, after: bool = True) -> dict[str, Any]:
-    """A leased call as a judge sees it; with what came `after` it, and the `words` of a user's feedback."""
+def seen(
+    call: Mapping[str, Any], *, words: bool, after: bool = True, said: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A leased call as a judge sees it; with what came `after` it, and the `words` of a user's feedback on it, or of
+    what was `said` of the whole episode."""
     shown: dict[str, Any] = {"question": _cut(call["before"]), "answer": _cut(call["answer"])}
     if after and call.get("next_kind") == "again":
         shown["asked_again"] = True
     elif after and call.get("next"):
         shown["next"] = _cut(call["next"])
-    said = (call.get("feedback") or {}) if words and after else {}
-    return shown | {f"feedback_{name}": _cut(said[name]) for name in ("text", "better") if said.get(name)}
+    own = call.get("feedback") or {}
+    told = {name: own.get(name) or (said or {}).get(name) for name in ("text", "better")} if words and after else {}
+    return shown | {f"feedback_{name}": _cut(text) for name, text in told.items() if text}
+
+
+def thumb(episode: Mapping[str, Any], call: str | None) -> float | None:
+    """The value that a user gave to a call, or else to all of its leased episode; without a `call`, that which the
+    episode has, or else the mean of those of its calls."""
+    whole = (episode.get("feedback") or {}).get("value")
+    of_calls = {one["call"]: (one.get("feedback") or {}).get("value") for one in episode["calls"]}
+    if call is not None and of_calls.get(call) is not None:
+        return of_calls[call]
+    found = [value for value in of_calls.values() if value is not None] if call is None and whole is None else []
+    return fmean(found) if found else whole
 
 
 def _cut(text: str) -> str:
@@ -130,13 +146,12 @@ def _counted(values: Sequence[float], asked: int, note: str) -> Verdict:
     return Verdict(None if spread > SPREAD else sum(values) / len(values), note)
 
 
-def with_thumb(verdict: Verdict, feedback: Mapping[str, Any] | None, weight: float) -> Verdict:
-    """The mean of a verdict and of what the user said of the answer, who counts with `weight`."""
-    thumb = (feedback or {}).get("value")
-    if not weight or thumb is None or verdict.value is None:
+def with_thumb(verdict: Verdict, given: float | None, weight: float) -> Verdict:
+    """The mean of a verdict and of the `thumb` that was given, which counts with `weight`."""
+    if not weight or given is None or verdict.value is None:
         return verdict
-    value = (1 - weight) * verdict.value + weight * thumb
-    return Verdict(value, f"{verdict.note}; judge {verdict.value:+.2f}, user {thumb:+.2f}")
+    value = (1 - weight) * verdict.value + weight * given
+    return Verdict(value, f"{verdict.note}; judge {verdict.value:+.2f}, user {given:+.2f}")
 
 
 @dataclass(slots=True)

@@ -60,7 +60,7 @@ class Attached:
             weights.load_into(self.urls, folder, version, key=self._key)
             weights.forget(self.folder, version)
             self._pushed = folder, version
-            self._seen = same_model.look(self._config, self._seen)
+            self._seen |= same_model.look(self._config, self._seen)
         return bool(again)
 
     def check(self) -> bool:
@@ -115,7 +115,7 @@ class Attached:
         folder, version = self._pushed
         self._permit()
         weights.load_into(urls, folder, version, key=self._key)
-        self._seen = same_model.look(self._config, self._seen)
+        self._seen |= same_model.look(self._config, self._seen)
         self._say(f"{' and '.join(urls)} had been started again, and has the weights again")
 
 

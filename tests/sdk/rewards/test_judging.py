@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.rewards import judging
-from ajet_sdk.rewards.judging import Budget, Probes, Verdict, agreement, count, request, seen, vote, with_thumb
+from ajet_sdk.rewards.judging import Budget, Probes, Verdict, agreement, count, request, seen, thumb, vote, with_thumb
 
 RUBRIC = "Is it true?"
 TEMPLATES = (  # of Qwen, Llama 3 and 2, Mistral, Gemma, DeepSeek, MiniMax
@@ -170,14 +170,33 @@ def test_the_mean_of_valid_votes_or_none(values: list[float | None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "feedback", "weight", "expected"),
+    ("value", "given", "weight", "expected"),
     [
-        (1.0, {"value": -1}, 0.5, 0.0), (1.0, {"value": -1}, 0, 1.0), (1.0, {"value": -1}, 1, -1.0),
-        (None, {"value": 1}, 1, None), (0.4, None, 0.5, 0.4), (0.4, {"text": "good"}, 0.5, 0.4),
+        (1.0, -1, 0.5, 0.0), (1.0, -1, 0, 1.0), (1.0, -1, 1, -1.0), (None, 1, 1, None), (0.4, None, 0.5, 0.4),
     ],
 )  # fmt: skip
-def test_a_thumb_counts_beside_a_verdict(value: float | None, feedback: Any, weight: float, expected: Any) -> None:
-    assert with_thumb(Verdict(value, "j"), feedback, weight).value == expected
+def test_a_thumb_counts_beside_a_verdict(value: float | None, given: Any, weight: float, expected: Any) -> None:
+    assert with_thumb(Verdict(value, "j"), given, weight).value == expected
+
+
+@pytest.mark.parametrize(("whole", "own", "of_call", "of_episode"), [
+    (None, (None, None), None, None), (-1, (None, None), -1, -1), (-1, (1, None), 1, -1), (None, (1, None), 1, 1),
+    (None, (1, 0), 1, 0.5), (0, (None, 1), 0, 0),
+])  # fmt: skip
+def test_a_thumb_on_all_counts_for_each_call_without_one_and_those_on_calls_for_all(
+    whole: Any, own: tuple[Any, Any], of_call: Any, of_episode: Any
+) -> None:
+    calls = [{"call": f"c{place}", "feedback": {"text": "so", "value": value}} for place, value in enumerate(own)]
+    episode = {"calls": calls, **({} if whole is None else {"feedback": {"value": whole}})}
+    assert (thumb(episode, "c0"), thumb(episode, None)) == (of_call, of_episode)
+
+
+def test_words_on_the_whole_episode_are_shown_where_a_call_has_none_of_its_own() -> None:
+    whole = {"text": "wrong year", "better": "1969"}
+    assert seen(call(), words=True, said=whole)["feedback_text"] == "wrong year"
+    assert seen(call(), words=True, said=whole)["feedback_better"] == "1969"
+    assert seen(call(feedback={"text": "too long"}), words=True, said=whole)["feedback_text"] == "too long"
+    assert "feedback_text" not in seen(call(), words=False, said=whole)
 
 
 def test_one_vote_is_taken_at_temperature_0_and_several_are_not() -> None:
