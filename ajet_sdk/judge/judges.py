@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, S
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ajet_sdk.address import server
 from ajet_sdk.bodies import KEY_PREFIX
@@ -33,6 +33,7 @@ from ajet_sdk.play.threads import ThreadHands
 from ajet_sdk.rewards.blame import reason_of
 from ajet_sdk.rewards.judging import Budget, Verdict, count, is_value, request, seen, vote
 
+T = TypeVar("T")
 Episode = Mapping[str, Any]
 """One of the judgements of a lease."""
 Verdicts = Mapping[str | None, Verdict]
@@ -114,10 +115,13 @@ class Function:
         return await self._said([*episodes], "episodes of the group", {one["episode"] for one in episodes})
 
     async def _said(self, argument: Any, of: str, names: Set[str]) -> dict[Any, Verdict]:
-        found = await called(self._score, argument, self._timeout)
-        if not isinstance(found, Mapping) or not found.keys() <= names or not all(map(is_value, found.values())):
-            raise Failed(f"it must say a number from -1 to 1 for {of}, not {repr(found)[:80]}")
-        return {name: Verdict(float(value), f"code {self.digest}") for name, value in found.items()}
+        def verdicts(given: Any) -> dict[Any, Verdict]:
+            found = self._score(given)
+            if not isinstance(found, Mapping) or not found.keys() <= names or not all(map(is_value, found.values())):
+                raise Failed(f"it must say a number from -1 to 1 for {of}, not {repr(found)[:80]}")
+            return {name: Verdict(float(value), f"code {self.digest}") for name, value in found.items()}
+
+        return await called(verdicts, argument, self._timeout)
 
 
 def printed_by(command: str, mark: Mapping[str, str], timeout: float, argument: Any) -> Any:
@@ -264,7 +268,7 @@ def read(reply: Reply) -> tuple[Any, int]:
     return said, used
 
 
-async def called(function: Callable[[Any], Any], argument: Any, timeout: float) -> Any:
+async def called(function: Callable[[Any], T], argument: Any, timeout: float) -> T:
     """The result of a function of the user, which is called in a thread of its own; `Failed` if it raises, ends its
     thread, or has not returned after `timeout` seconds: then its thread is left to it. It may change its `argument`,
     which is a copy."""
@@ -275,11 +279,12 @@ async def called(function: Callable[[Any], Any], argument: Any, timeout: float) 
         raise Failed(f"no answer in {timeout:g} s") from None
     finally:
         hands.free()
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, (KeyboardInterrupt, Failed)):
         raise error
     if error is not None:
         raise Failed(reason_of(error)) from error
-    return found
+    made: T = found
+    return made
 
 
 def load(word: str) -> tuple[Callable[[Any], Any], str]:

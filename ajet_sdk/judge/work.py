@@ -156,13 +156,21 @@ class Work:
 
     async def _redacted(self, episode: Episode) -> Episode | None:
         """The episode as its judge may see it; None if it was withdrawn."""
-        if self._options.redact is None:
+        redact = self._options.redact
+        if redact is None:
             return episode
-        found: Episode | None = await called(self._options.redact, episode, self._options.timeout)
+
+        def redacted(given: Any) -> Episode | None:
+            found = redact(given)
+            if found is None:
+                return None
+            if not _is_of(episode, found):
+                raise Failed("the hook of --redact must return the episode with calls of it and their words, or None")
+            return {**found, "calls": [dict(one) for one in found["calls"]]}
+
+        found = await called(redacted, episode, self._options.timeout)
         if found is None:
             await self._send(episode["episode"], "withdrawn", withdraw=True)
-        elif not _is_of(episode, found):
-            raise Failed("the hook of --redact must return the episode with calls of it and their words, or None")
         return found
 
     async def _post(self, episode: Episode, verdicts: Verdicts) -> None:

@@ -246,6 +246,31 @@ async def test_a_command_that_fails(client: Client, command: str) -> None:
     assert (await client.record(name))["state"] == "sealed"
 
 
+class Odd(dict[str, Any]):
+    """What raises wherever it is looked at."""
+
+    def keys(self) -> Any:
+        raise RuntimeError
+
+    __iter__ = __repr__ = items = values = keys  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("what", ["function", "hook"])
+async def test_what_is_returned_can_only_fail_its_own_episode(client: Client, what: str) -> None:
+    names = await played(client, 2)
+
+    def odd(episode: dict[str, Any]) -> Any:
+        if episode["episode"] == names[0]:
+            return Odd(a=1) if what == "function" else {**episode, "calls": [Odd(call="c")]}
+        return episode if what == "hook" else by_answer(episode)
+
+    function, redact = (odd, None) if what == "function" else (by_answer, odd)
+    async with at_work(client, Function(function, "d"), redact=redact) as bench:
+        await count(bench.work, "judged")
+        await count(bench.work, "left")
+    assert [(await client.record(name))["reward"] for name in names] == [None, 0.5]
+
+
 @pytest.mark.parametrize("what", ["function", "hook"])
 async def test_what_hangs_costs_its_own_episode_alone(client: Client, what: str) -> None:
     names, free = await played(client, 2), threading.Event()
