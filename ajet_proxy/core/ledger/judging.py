@@ -113,11 +113,11 @@ class JudgingCommands:
     def waiting(
         self, body: LeaseJudgements, lanes: Collection[str] | None, at: float
     ) -> Iterator[tuple[Episode, ...]]:
-        """Episodes that nobody is judging now, of these `lanes` (None: of any): those that users have said something of
-        come first, then the newest. A group is all of its key, once it is whole. No more is looked at than is asked
-        for."""
+        """Episodes that nobody is judging now, of these `lanes` (None: of any): evaluations first, since somebody waits
+        for them; then those that users have said something of; then the newest. A group is all of its key, once it is
+        whole. No more is looked at than is asked for."""
         newest = [*self.state.episodes.awaited()][::-1]
-        ordered = chain((one for one in newest if one.feedback), (one for one in newest if not one.feedback))
+        ordered = chain.from_iterable((one for one in newest if _rank(one) == rank) for rank in range(3))
         fits = (
             one for one in ordered if self.is_free(one.id, at)
             and (lanes is None or one.group_key.lane in lanes) and body.lane in (None, one.group_key.lane)
@@ -211,6 +211,13 @@ class JudgingCommands:
         waits = len(self.state.episodes.awaiting)
         said = "and none has come for 20 minutes that gives a reward: is `ajet judge` at work, and does it abstain?"
         return {"judge": f"{waits} episodes await a judgement, {said}"}
+
+
+def _rank(episode: Episode) -> int:
+    """The place in the order in which episodes are judged."""
+    if episode.opening.eval and not episode.opening.traffic:
+        return 0
+    return 1 if episode.feedback else 2
 
 
 COUNTED = ("sealed", "awaiting", "judged", "rewarded", "not_judged", "withdrawn", "lost")

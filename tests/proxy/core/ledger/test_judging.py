@@ -389,6 +389,17 @@ def test_what_is_judged_first_is_found_without_a_look_at_the_others(
     assert (first.id, looks) == ("c", ["c"])
 
 
+def test_an_evaluation_comes_before_all_traffic(rig: TrafficRig) -> None:
+    """A trainer waits for it, and traffic may never end."""
+    rig.open("old", task="t", eval=True, judged=True)
+    rig.call("old")
+    rig.seal("old")
+    (call := rig.awaiting("a"))
+    rig.feedback("a", value=1.0, call=call)
+    rig.awaiting("b")
+    assert waiting(rig)[:3] == [["old"], ["a"], ["b"]]
+
+
 def test_feedback_comes_first_and_then_the_newest(rig: TrafficRig) -> None:
     for name in ("a", "b", "c"):
         rig.awaiting(name)
