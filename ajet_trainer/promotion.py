@@ -1,8 +1,8 @@
 """Decides whether a candidate may serve: its evaluation beside that of the weights that serve, task by task.
 
 Both have played the same tasks. Episodes of one task are pairs, in the order of their places. A candidate is promoted
-if, with `CERTAINTY`, the mean difference of a pair's rewards is above minus the margin, and if its answers are neither
-less than half as long as those of the other nor more than twice as long.
+if, with `CERTAINTY`, the mean difference of a pair's rewards is above minus the margin, if its answers are neither
+less than half as long as those of the other nor more than twice as long, and if it has no reward much more often.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 
 CERTAINTY = 0.9
 LONGEST = 2.0
+MOST_SILENT = 0.1
+"""So many more of its plays than of what serves may have no reward, as a share; one always may. What has none is in no
+mean."""
 Played = Mapping[str, Any]
 """An episode of an evaluation as the daemon tells it: its ``task``, its ``reward`` or None, and ``tokens``, how many
 were sampled in it, a call."""
@@ -33,10 +36,15 @@ class Verdict(NamedTuple):
 
 
 def decide(candidate: Sequence[Played], incumbent: Sequence[Played], margin: float) -> Verdict | None:
-    """The verdict on `candidate`; None where less than half of what it played has a pair, or there are less than 2."""
-    pairs = list(_pairs(candidate, incumbent))
-    if len(pairs) < max(2.0, len(candidate) / 2):
-        return None
+    """The verdict on `candidate`; None where less than half of what it played has a pair of which both have a reward,
+    or there are less than 2, unless that is for want of its own rewards."""
+    both, least = list(_pairs(candidate, incumbent)), max(2.0, len(candidate) / 2)
+    pairs = [pair for pair in both if None not in (pair[0]["reward"], pair[1]["reward"])]
+    own, other = (sum(pair[which]["reward"] is None for pair in both) for which in (0, 1))
+    silent = own - other > max(1.0, MOST_SILENT * len(both))
+    said = f"{own} of its {len(both)} plays have no reward, and {other} of what serves"
+    if len(pairs) < least:
+        return Verdict(False, said, 0.0, 0.0, 1.0, len(pairs)) if silent and len(both) >= least else None
     differences = [one["reward"] - other["reward"] for one, other in pairs]
     mean = math.fsum(differences) / len(pairs)
     variance = math.fsum((value - mean) ** 2 for value in differences) / (len(pairs) - 1)
@@ -45,7 +53,8 @@ def decide(candidate: Sequence[Played], incumbent: Sequence[Played], margin: flo
     length = ours / theirs if theirs else math.inf if ours else 1.0
     good, similar = lowest > -margin, 1 / LONGEST <= length <= LONGEST
     why = f"{mean:+.3f} over {len(pairs)} pairs, at least {lowest:+.3f}, and answers {length:.2f} times as long"
-    return Verdict(good and similar, why, mean, lowest, length, len(pairs))
+    why += f"; {said}" if silent else ""
+    return Verdict(good and similar and not silent, why, mean, lowest, length, len(pairs))
 
 
 def _pairs(candidate: Sequence[Played], incumbent: Sequence[Played]) -> list[tuple[Played, Played]]:
@@ -53,5 +62,4 @@ def _pairs(candidate: Sequence[Played], incumbent: Sequence[Played]) -> list[tup
     of_task = defaultdict[str, list[Played]](list)
     for one in reversed(incumbent):
         of_task[one["task"]].append(one)
-    found = [(one, of_task[one["task"]].pop()) for one in candidate if of_task[one["task"]]]
-    return [pair for pair in found if None not in (pair[0]["reward"], pair[1]["reward"])]
+    return [(one, of_task[one["task"]].pop()) for one in candidate if of_task[one["task"]]]

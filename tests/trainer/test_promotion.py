@@ -77,3 +77,14 @@ def test_pairs_are_of_one_task_in_whatever_order_it_was_played() -> None:
 ], ids=["one pair", "tasks that the other did not play", "without rewards", "other tasks"])  # fmt: skip
 def test_too_few_pairs_decide_nothing(candidate: Sequence[Any], incumbent: Sequence[Any]) -> None:
     assert decide(candidate, incumbent, 0.1) is None
+
+
+@pytest.mark.parametrize(("rewarded", "beside", "promoted"), [
+    (18, 20, True), (17, 20, False), (2, 20, False), (0, 20, False), (12, 13, True), (17, 17, True), (5, 6, None),
+])  # fmt: skip
+def test_what_has_no_reward_is_no_way_to_be_promoted(rewarded: int, beside: int, promoted: bool | None) -> None:
+    """Of 20 plays each. If what serves has as few, nothing is decided."""
+    candidate, incumbent = (played(*[1.0] * count, *[None] * (20 - count)) for count in (rewarded, beside))
+    found = decide(candidate, incumbent, 0.1)
+    assert (found is None) if promoted is None else (found is not None and found.promoted is promoted)
+    assert found is None or promoted or "have no reward" in found.why
