@@ -138,7 +138,8 @@ def given_to(record: Mapping[str, Any]) -> Given:
 
 def unanswered_in(record: Mapping[str, Any]) -> str | None:
     """The attempts at the model that were lost to the world, in words; None if there are none."""
-    reasons = list(dict.fromkeys(str(one.get("reason")) for one in record.get("unanswered") or ()))
+    said = ((one.get("reason"), one.get("detail")) for one in record.get("unanswered") or ())
+    reasons = list(dict.fromkeys(f"{reason}: {detail}" if detail else str(reason) for reason, detail in said))
     more = " and others" if len(reasons) > SHOWN else ""
     return f"the model never answered ({', '.join(reasons[:SHOWN])}{more})" if reasons else None
 

@@ -126,9 +126,12 @@ def test_a_model_that_no_engine_serves_is_named(rig: Rig, ajet: Ajet) -> None:
         answer = rig.post("/episodes", {kind: {"planner": "p-modle"}})
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
         assert answer.json()["error"]["message"] == f"no engine serves 'p-modle', the model of 'planner'; {known}"
+    answer = rig.post("/episodes", {"model": "p-modle"})
+    assert answer.json()["error"]["message"] == f"no engine serves 'p-modle', the model of the episode; {known}"
     assert rig.post("/episodes", {"members": {"planner": "x"}, "place": "no"}).status_code == 400
-    code, _, err = ajet("try", "--agent-model", "planner=p-modle", "--", "true")
-    assert (code, known in err, len(err.splitlines())) == (1, True, 1)
+    for word in (("--agent-model", "planner=p-modle"), ("--model", "p-modle")):
+        code, _, err = ajet("try", *word, "--", "true")
+        assert (code, known in err, len(err.splitlines())) == (1, True, 1)
 
 
 def test_before_any_trainer_has_come_no_episode_of_a_team_opens(tmp_path: Path) -> None:

@@ -65,12 +65,14 @@ class Openings:
                 yield f"agents wait to play lane {lane!r}, which has no share in the mix (ajet mix)"
 
     async def _check_engines(self, asked: Asked) -> None:
-        """`NotReady` if a member or teacher has a model that no engine serves: it is misspelt, or its trainer has yet
-        to announce it."""
+        """`NotReady` if the episode, a member or a teacher has a model that no engine serves: it is misspelt, or its
+        trainer has yet to announce it."""
         members, teachers = asked.body.members or {}, asked.body.teachers or {}
-        agents = {model: name for name, model in {**members, **teachers}.items()}
+        agents = {model: repr(name) for name, model in {**members, **teachers}.items()}
+        if asked.body.model:
+            agents[asked.body.model] = "the episode"
         if (model := self._engines.lacks(agents)) is not None:
             await self._desk.decide(asked)  # what is wrong with the request is said first
             known = ", ".join(map(repr, self._engines.names())) or "none yet"
-            said = f"no engine serves {model!r}, the model of {agents[model]!r}; there are engines for {known}"
+            said = f"no engine serves {model!r}, the model of {agents[model]}; there are engines for {known}"
             raise NotReady(said, code="no_engine", retry_after=1.0)

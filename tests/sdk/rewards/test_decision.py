@@ -113,6 +113,8 @@ def test_the_words_of_a_failure_of_the_world() -> None:
     assert unanswered_in({}) is None and unanswered_in(lost()) is None
     assert unanswered_in(lost("held", "held", "refused")) == "the model never answered (held, refused)"
     assert unanswered_in(lost(*"abcd")) == "the model never answered (a, b, c and others)"
+    told = {"unanswered": [{"reason": "refused", "detail": "the engine answered 404"}]}
+    assert unanswered_in(told) == "the model never answered (refused: the engine answered 404)"
     failed = Fails("the grader failed", world=True)
     assert decide(Given.NOTHING, LOST, None, failed) == Fails(f"the grader failed; {LOST}", world=True)
 
