@@ -108,7 +108,8 @@ def try_and_show(client: Client, program: Program, task: str, options: RunOption
     """Plays one episode of `program`, and shows it; the exit code."""
     copies, error = Copies(named=False), None
     with ProgramAgent(program, client, copies, say=say) as runs:
-        hold_s = 0.0 if options.members or options.teachers else None  # no wait for engines that may never come
+        named = options.model or options.members or options.teachers
+        hold_s = 0.0 if named else None  # no wait for engines that may never come
         body = options.opening(task=task, trial=True, hold_s=hold_s)
         episode = Episode(client.core, wait(opening(client.core, body)))
         copies.text(f"episode {episode.id} of task {plain(task)}, policy version {episode.policy_version}")
