@@ -65,7 +65,8 @@ FIELD = "kv_transfer_params"
 class Known(Struct, frozen=True, gc=False):
     """A call that the history of a later request may end with. ``lacks`` is the word for what that history leaves out
     of the answer; None if the answer is whole. ``ended`` says how its text ended: at a stop token (``token``), the
-    length limit (``length``) or a stop string (``string``). It is ``call`` for any answer with a tool call."""
+    length limit (``length``) or a stop string (``string``). It is ``enclosed`` for one that ends in a tool call or
+    a thought."""
 
     call: str
     shape: bytes
@@ -166,9 +167,10 @@ class Outline(Struct, frozen=True):
         if message.get("tool_calls") and message.pop("content", None):
             yield digest(self.seed, self.history.text(message)), "words_left_out"
 
-    def called(self, answer: Mapping[str, Any]) -> bool:
-        """Tell whether `answer` calls tools."""
-        return bool(answer.get("tool_calls"))
+    def is_enclosed(self, answer: Mapping[str, Any]) -> bool:
+        """Tell whether `answer` ends in what a template closes: calls of tools, or a thought without an answer."""
+        thought = answer.get("reasoning") or answer.get("reasoning_content")
+        return bool(answer.get("tool_calls") or (thought and not answer.get("content")))
 
     @property
     def answer_tokens(self) -> int:
@@ -293,11 +295,11 @@ class Memory:
                     del self._known[end]
 
 
-def ended(captured: Captured, called: bool) -> str:
-    """Tell how a choice ended, in the words of `Known`. If the choice `called` tools, its finish reason does not tell:
-    vLLM says ``tool_calls`` for some that were cut."""
+def ended(captured: Captured, enclosed: bool) -> str:
+    """Tell how a choice ended, in the words of `Known`. If its end is `enclosed` (`Outline.is_enclosed`), its finish
+    reason does not tell: vLLM says ``tool_calls`` for some calls that were cut."""
     if captured.stop_string is not None:
         return "string"
-    if called:
-        return "call"
+    if enclosed:
+        return "enclosed"
     return "length" if captured.finish_reason == "length" else "token"
