@@ -9,7 +9,7 @@ import pytest
 
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config
-from ajet_trainer.engines import EngineLost
+from ajet_trainer.engines import EngineLost, same_model
 from ajet_trainer.engines.attached import Attached, attached, weights_folder
 from tests.trainer.stub_engine import LOAD, StubEngine
 
@@ -102,6 +102,19 @@ def test_engines_that_are_started_again_get_the_last_weights_again(
         with pytest.raises(EngineLost, match="another model"):
             act()
     assert "/collective_rpc" not in other.asked[before:]
+
+
+def test_an_engine_that_does_not_tell_what_it_has_is_known_all_the_same(
+    engine: StubEngine, other: StubEngine, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One answer is lost just after a push. When the engine is started again later, that is seen."""
+    engines, look = Attached(config, tmp_path), same_model.look
+    engines.push(3, Path.mkdir)
+    with monkeypatch.context() as patch:
+        patch.setattr(same_model, "look", lambda *asked: {engine.url: look(*asked)[engine.url]})
+        engines.push(4, Path.mkdir)
+    other.version = "default"
+    assert engines.check() is True and other.version == "4"
 
 
 def test_an_engine_that_lost_its_adapter_has_it_again(engine: StubEngine, config: Config, tmp_path: Path) -> None:
