@@ -85,6 +85,11 @@ class JudgingCommands:
         known = (self.state.episodes.get(name) for name in names)
         return (ev.EpisodeWithdrawn(at, part.id) for part in known if part is not None and not part.withdrawn)
 
+    def take_back(self, chats: Iterable[str], at: float) -> Events:
+        """A user takes back these chats, called by their first parts."""
+        at = self.state.time(at)
+        return tuple(event for chat in chats for event in self.withdraw(chat, at))
+
     def revoked(self, at: float) -> Events:
         """Withdraws traffic that was opened with keys that are void now, some episodes at once."""
         at = self.state.time(at)

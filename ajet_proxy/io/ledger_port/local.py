@@ -98,7 +98,8 @@ class LocalPort:
     async def withdraw(self, identity: Identity) -> None:
         found = await self.find(identity, None, {})
         known = await self._naming.find(found.episode)
-        await self._store.commit(self._withdrawals(self._naming.chats(found, known, None)))
+        chats = self._naming.chats(found, known, None)
+        await self._store.commit(self._commands.judging.take_back(chats, self._clock.now()))
 
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
         assert identity.labels.reward is not None
@@ -190,7 +191,8 @@ class LocalPort:
                 prompt="" if request.probe else request.prompt,
             )
             if asked.withdraws:  # even if it is never let in
-                self._store.post(self._withdrawals(self._naming.chats(identity, known, request.history)))
+                chats = self._naming.chats(identity, known, request.history)
+                self._store.post(self._commands.judging.take_back(chats, self._clock.now()))
             lost = None if known is None else partial(
                 self._commands.lose_request, episode, agent=agent, model=model, said=request.said
             )
@@ -242,11 +244,6 @@ class LocalPort:
         unseen = request.sent["retries"] > 0 and self._unseen.explains(_noted(request), known)
         started = replace(asked.started, at=begun.started_at, episode=episode, calls=begun.calls)
         return begun, self._commands.begin_call(replace(asked, started=started, unseen=unseen), known)
-
-    def _withdrawals(self, chats: Sequence[str]) -> list[ev.Event]:
-        """Nothing more is learned from these, called by their first parts."""
-        at = self._state.time(self._clock.now())
-        return [event for chat in chats for event in self._commands.judging.withdraw(chat, at)]
 
     def _not_let_in(self, lost: Callable[..., Sequence[ev.Event]], error: BaseException) -> None:
         """Record a request that became no call, unless that is its own fault: its client gave up at the gate, or got an

@@ -37,4 +37,4 @@ def test_a_run_without_any_engine_waits_and_says_so(tmp_path: Path, monkeypatch:
         (item,) = run_program(Program((sys.executable, "-c", ASK, str(heard))), ["t"], retries=0, say=say)
     assert lines == [f"waiting: {program.NO_ENGINE}"]
     assert (item.outcome, item.infra) == ("aborted", True)
-    assert item.reason == "the model never answered (unserved)"
+    assert item.reason == "the model never answered (unserved: gate_closed)"
