@@ -91,6 +91,33 @@ def test_a_chat_is_known_by_a_later_part_once_its_first_is_gone() -> None:
     assert archive.mock_calls == []
 
 
+@pytest.mark.parametrize("end", ["seal", "abort"])
+def test_a_history_may_go_on_from_chats_that_are_open_and_from_such_that_are_over(end: str) -> None:
+    """The longest mark of any counts."""
+    rig = TrafficRig()
+    for name, mark in (("a.2", "hi"), ("b", "hi"), ("c", "hi, and more")):
+        (call,) = rig.begin(name, traffic="chat", first="a" if name == "a.2" else "", identified_by="lineage")
+        rig.finish(name, call, marks=(Mark(mark),))
+    rig.seal("a.2") if end == "seal" else rig.abort("a.2")
+    known = rig.state.episodes
+    assert known.chats(Marks([Mark("hi")])) == ("b", "a")
+    assert known.chats(Marks([Mark("hi, and more"), Mark("hi")])) == ("c",)
+    assert known.chats(Marks([Mark("never said")])) == ()
+
+
+@pytest.mark.parametrize(("withdrawn", "consents", "again"), [
+    (False, True, True), (False, False, False), (True, False, True), (True, True, False), (False, None, True),
+])  # fmt: skip
+def test_a_request_repeats_one_of_which_nothing_came_if_it_consents_alike(
+    withdrawn: bool, consents: bool | None, again: bool
+) -> None:
+    rig = TrafficRig(watch=False)
+    (call,) = rig.begin("a", traffic="chat", identified_by="lineage", body="b", consents=not withdrawn)
+    rig.lose("a", call)
+    found = rig.state.episodes.continued(None, body_hash="b", retries=1, consents=consents)
+    assert found == (("a",) if again else ())
+
+
 def test_of_a_name_that_never_ends_the_latest_parts_are_known_by_their_history(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

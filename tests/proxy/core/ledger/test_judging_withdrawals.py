@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ajet_proxy.core.ledger import episodes
 from ajet_sdk.errors import AjetError
 from ajet_sdk.routes import Judgement
 from tests.kit.refused import refused
@@ -150,3 +151,28 @@ def test_a_judge_withdraws_what_goes_on_of_a_chat_whose_first_part_is_archived(r
     rig.chat("a.2", first="a")
     rig.run(rig.commands.judging.judge("a", Judgement("judge", withdraw=True), at=rig.at))
     assert rig.state.episodes["a.2"].withdrawn
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_a_later_part_is_withdrawn_as_those_before_it_however_many_others_are(
+    monkeypatch: pytest.MonkeyPatch, archived: bool
+) -> None:
+    monkeypatch.setattr(episodes, "MOST_WITHDRAWN", 1)
+    rig = TrafficRig(watch=False)
+    rig.chat("a", consents=False)
+    rig.chat("b", consents=False)
+    assert list(rig.state.episodes.withdrawn) == ["b"] and rig.state.episodes.is_withdrawn("a")
+    rig.later(50)
+    if archived:
+        rig.archive()
+        assert not rig.state.episodes.is_withdrawn("a"), "memory does not know it"
+    rig.chat("a.2", first="a")
+    assert rig.state.episodes["a.2"].withdrawn
+
+
+def test_chats_that_nobody_can_tell_apart_are_taken_back_together(rig: TrafficRig) -> None:
+    for name in ("a", "b", "c"):
+        rig.chat(name)
+    rig.run(rig.commands.judging.take_back(("a", "b"), rig.at))
+    assert [rig.state.episodes[name].withdrawn for name in "abc"] == [True, True, False]
+    assert rig.commands.judging.take_back(("a", "b"), rig.at) == ()
