@@ -135,12 +135,13 @@ def test_a_model_that_no_engine_serves_is_named(rig: Rig, ajet: Ajet) -> None:
 
 
 def test_before_any_trainer_has_come_no_episode_of_a_team_opens(tmp_path: Path) -> None:
-    """Its calls would go to the engine of the model whose trainer comes first."""
+    """Its calls would go to the engine of the model whose trainer comes first. An episode of one model opens."""
     with ProxyProcess(None, tmp_path / "data") as proxy, Rig(proxy.url) as rig:
         answer = rig.post("/episodes", {"members": TEAM})
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
         assert answer.json()["error"]["message"].endswith("there are engines for none yet")
         assert rig.get("/status").json()["episodes"]["opened"] == 0
+        assert rig.post("/episodes", {"model": "planner"}).is_success
 
 
 def test_a_run_waits_for_a_trainer_that_has_yet_to_come_and_says_so(

@@ -66,10 +66,10 @@ class Openings:
 
     async def _check_engines(self, asked: Asked) -> None:
         """`NotReady` if the episode, a member or a teacher has a model that no engine serves: it is misspelt, or its
-        trainer has yet to announce it."""
+        trainer has yet to announce it. The calls of an episode wait for the first trainer of all."""
         members, teachers = asked.body.members or {}, asked.body.teachers or {}
         agents = {model: repr(name) for name, model in {**members, **teachers}.items()}
-        if asked.body.model:
+        if asked.body.model and self._engines.names():
             agents[asked.body.model] = "the episode"
         if (model := self._engines.lacks(agents)) is not None:
             await self._desk.decide(asked)  # what is wrong with the request is said first
