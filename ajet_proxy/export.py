@@ -14,6 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ajet_proxy.core.identity.keys import Ring
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.export import pairs, place, preference_row, sft_row
@@ -51,10 +52,10 @@ def rows(
     retention has removed."""
     with closing(ArchiveFile(data_dir)) as archive:
         state = read_state(data_dir, archive)
-        void = keyring.revoked_tenants(data_dir)
+        keys = keyring.ring(data_dir) if keyring.used(data_dir) else Ring(())
         episodes = (
             one for one in _episodes(state, archive, choice, removed)
-            if not (one.opening.traffic and one.opening.issued <= void.get(one.opening.tenant, -1.0))
+            if not (one.opening.traffic and keys.voids(one.opening.tenant, one.opening.issued))
         )
         if form == "preferences":
             yield from _pairs(state, episodes, choice)

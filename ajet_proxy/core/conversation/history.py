@@ -29,7 +29,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
@@ -423,7 +423,7 @@ class Lineage:
         """The episode that `history` continues, here or in `others`; none if it continues none, several if it may
         continue any of them."""
         lineages = (self, *others)
-        for mark in history.beginnings({length for one in lineages for length in one._lengths}):
+        for mark in history.beginnings(ChainMap(*(one._lengths for one in lineages))):
             found = [item for one in lineages for item in one._episodes.get(mark.key, {}).items()]
             if found:
                 alike = [episode for episode, firm in found if mark.firm in firm]

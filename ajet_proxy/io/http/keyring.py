@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from ajet_proxy.core.identity.keys import Keys, Ring
@@ -32,11 +32,6 @@ SECRET, REVOKED = "secret", "revoked"
 def used(data_dir: Path) -> bool:
     """True if a proxy, or a command for one, has made its secret in `data_dir`."""
     return (data_dir / SECRET).exists()
-
-
-def revoked_tenants(data_dir: Path) -> Mapping[str, float]:
-    """The tenants whose keys are void, each with the Unix time until which these were issued. Nothing is made."""
-    return _read(data_dir).tenants if used(data_dir) else {}
 
 
 def ring(data_dir: Path) -> Ring:

@@ -149,12 +149,14 @@ class Naming:
         episodes, chats = self._state.episodes, tuple[str, ...]()
         if history is not None and (identity.claims.lanes or identity.labels.traffic is False):
             chats = episodes.chats(history)
-        refused = next(filter(episodes.is_withdrawn, chats), "")
-        if identity.labels.traffic and not all(map(episodes.is_withdrawn, chats)):  # it is rather of one that is not
-            chats, refused = tuple(one for one in chats if not episodes.is_withdrawn(one)), ""
+        refused = [*filter(episodes.is_withdrawn, chats)]
+        others = [one for one in chats if one not in refused]
+        if identity.labels.traffic and others:  # it is rather of one of these
+            refused = []
         if len(found) == 1 and (not refused or episodes[found[0]].withdrawn):
             return replace(identity, episode=found[0]), NOTHING
-        return self._part_of(identity, refused or (chats[0] if len(chats) == 1 else "")), noted
+        first = refused[0] if refused else others[0] if len(others) == 1 else ""
+        return self._part_of(identity, first), noted
 
     def chats(self, identity: Identity, known: Episode | None, history: Beginnings | None) -> Sequence[str]:
         """The first parts of the chats that a request takes back, which belongs to the episode `known` if there is one.
