@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 CERTAINTY = 0.9
 LONGEST = 2.0
 MOST_SILENT = 0.1
-"""So many more of its plays than of what serves may have no reward, as a share; one always may. What has none is in no
+"""The share of its plays that may lack a reward, beyond those of what serves. One always may. What lacks one is in no
 mean."""
 Played = Mapping[str, Any]
 """An episode of an evaluation as the daemon tells it: its ``task``, its ``reward`` or None, and ``tokens``, how many

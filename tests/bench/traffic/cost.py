@@ -132,7 +132,7 @@ def judgements(folder: Path) -> tuple[str, bool]:
 
 
 def reached(proxy: ProxyProcess, what: str, least: int) -> int:
-    """The share of the traffic that is `what`, once that is `least`."""
+    """The number of chats that are `what`, once it is `least`."""
     give_up = time.monotonic() + LIMIT_S
     while (found := int(proxy.report()["traffic"][what])) < least:
         if time.monotonic() > give_up:

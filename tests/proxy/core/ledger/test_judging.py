@@ -394,7 +394,7 @@ def test_an_evaluation_comes_before_all_traffic(rig: TrafficRig) -> None:
     rig.open("old", task="t", eval=True, judged=True)
     rig.call("old")
     rig.seal("old")
-    (call := rig.awaiting("a"))
+    call = rig.awaiting("a")
     rig.feedback("a", value=1.0, call=call)
     rig.awaiting("b")
     assert waiting(rig)[:3] == [["old"], ["a"], ["b"]]
