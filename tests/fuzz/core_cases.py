@@ -280,7 +280,7 @@ def _remember(path: str, request: JsonBody, exchange: Exchange) -> None:
     memory = Memory()
     for index, outcome in captured.items():
         if (said := answers[index]) is not None:
-            memory.remember(asked.ends(said), asked.sought.shape, "call", ended(outcome, asked.is_enclosed(said)))
+            memory.remember(asked.ends(said), asked.sought.shape, "call", ended(outcome, asked.called(said)))
             for more in _continued(exchange.target, fields, said):
                 following = _outlined(exchange.dialect, fields | more)
                 known = memory.recall(following.sought) if following is not None else None

@@ -65,8 +65,7 @@ FIELD = "kv_transfer_params"
 class Known(Struct, frozen=True, gc=False):
     """A call that the history of a later request may end with. ``lacks`` is the word for what that history leaves out
     of the answer; None if the answer is whole. ``ended`` says how its text ended: at a stop token (``token``), the
-    length limit (``length``) or a stop string (``string``). It is ``enclosed`` for one that ends in a tool call or
-    a thought."""
+    length limit (``length``) or a stop string (``string``). It is ``call`` for any answer with a tool call."""
 
     call: str
     shape: bytes
@@ -167,10 +166,9 @@ class Outline(Struct, frozen=True):
         if message.get("tool_calls") and message.pop("content", None):
             yield digest(self.seed, self.history.text(message)), "words_left_out"
 
-    def is_enclosed(self, answer: Mapping[str, Any]) -> bool:
-        """Tell whether `answer` ends in what a template closes: calls of tools, or a thought without an answer."""
-        thought = answer.get("reasoning") or answer.get("reasoning_content")
-        return bool(answer.get("tool_calls") or (thought and not answer.get("content")))
+    def called(self, answer: Mapping[str, Any]) -> bool:
+        """Tell whether `answer` calls tools."""
+        return bool(answer.get("tool_calls"))
 
     @property
     def answer_tokens(self) -> int:
@@ -295,11 +293,11 @@ class Memory:
                     del self._known[end]
 
 
-def ended(captured: Captured, enclosed: bool) -> str:
-    """Tell how a choice ended, in the words of `Known`. If its end is `enclosed` (`Outline.is_enclosed`), its finish
-    reason does not tell: vLLM says ``tool_calls`` for some calls that were cut."""
+def ended(captured: Captured, called: bool) -> str:
+    """Tell how a choice ended, in the words of `Known`. If the choice `called` tools, its finish reason does not tell:
+    vLLM says ``tool_calls`` for some that were cut."""
     if captured.stop_string is not None:
         return "string"
-    if enclosed:
-        return "enclosed"
+    if called:
+        return "call"
     return "length" if captured.finish_reason == "length" else "token"

@@ -47,7 +47,7 @@ def joined(
     if ended != "length" and history[-1] == behind[0]:
         return (*history, *behind[1:])
     closing = rendered[: -len(behind)][-1:]
-    closed = ended == "enclosed" and tuple(closing) == tuple(history[-1:])
+    closed = ended == "call" and tuple(closing) == tuple(history[-1:])
     return (*history, *behind) if closed or ended == "length" else "stop_token"
 
 

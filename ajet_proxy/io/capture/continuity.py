@@ -101,7 +101,7 @@ class ContinuedRequest:
         if outline is not None and (answer := self._exchange.answers[captured.index]) is not None:
             with suppress(RecursionError):  # nested too deeply to be known again, as tool calls may be
                 ends, call = tuple(outline.ends(answer)), origin.calls[captured.index]
-                how = ended(captured, outline.is_enclosed(answer))
+                how = ended(captured, outline.called(answer))
                 self._shared.ledger_port.remember(ends, outline.sought.shape, call, how)
         altered = origin.altered if self._prompt is None else (*origin.altered, FIELD)
         return replace(origin, altered=altered, continuity=self._outcome)

@@ -65,10 +65,9 @@ class Responding(Outline, frozen=True):
             if messages is not None and len(messages) == 1 and messages[0].message["role"] == "assistant":
                 yield from Outline.ends(self, messages[0].message)
 
-    def is_enclosed(self, answer: Mapping[str, Any]) -> bool:
+    def called(self, answer: Mapping[str, Any]) -> bool:
         output = answer["output"] if isinstance(answer["output"], list) else []
-        kinds = [item.get("type") for item in output if isinstance(item, Mapping)]
-        return "function_call" in kinds or kinds[-1:] == ["reasoning"]
+        return any(isinstance(item, Mapping) and item.get("type") == "function_call" for item in output)
 
     def question(self) -> dict[str, Any]:
         """A request for one token on the client's own route, whose answer tells how the engine renders this request."""

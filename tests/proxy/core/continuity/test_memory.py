@@ -242,22 +242,20 @@ def test_a_plain_request_is_rendered_plainly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("finish_reason", "stop_string", "enclosed", "word"),
-    [("stop", None, False, "token"), ("length", None, False, "length"), ("tool_calls", None, True, "enclosed"),
-     ("length", None, True, "enclosed"), ("stop", None, True, "enclosed"), ("stop", "\n", False, "string"),
+    ("finish_reason", "stop_string", "called", "word"),
+    [("stop", None, False, "token"), ("length", None, False, "length"), ("tool_calls", None, True, "call"),
+     ("length", None, True, "call"), ("stop", None, True, "call"), ("stop", "\n", False, "string"),
      ("stop", "\n", True, "string")],
 )  # fmt: skip
-def test_how_an_answer_ended(finish_reason: str, stop_string: str | None, enclosed: bool, word: str) -> None:
+def test_how_an_answer_ended(finish_reason: str, stop_string: str | None, called: bool, word: str) -> None:
     captured = Captured(0, "m", (1,), (2,), (-0.5,), finish_reason, stop_string=stop_string)
-    assert ended(captured, enclosed) == word
+    assert ended(captured, called) == word
 
 
-def test_what_a_template_closes_at_the_end_of_an_answer() -> None:
-    asked, thought = outlined(HELLO), {"content": None, "reasoning": "I think of"}
-    for answer in ({"tool_calls": [{"id": "c"}]}, thought, {"content": "", "reasoning_content": "hm"}):
-        assert asked.is_enclosed({"role": "assistant", **answer})
-    for answer in ({"content": "hi"}, {"tool_calls": []}, {"tool_calls": None}, thought | {"content": "hi"}, {}):
-        assert not asked.is_enclosed(answer)
+def test_whether_an_answer_calls_tools() -> None:
+    asked = outlined(HELLO)
+    assert asked.called({"role": "assistant", "tool_calls": [{"id": "c"}]})
+    assert not any(map(asked.called, ({"content": "hi"}, {"tool_calls": []}, {"tool_calls": None})))
 
 
 def test_a_trial_is_a_request_with_the_ids_and_one_token() -> None:

@@ -49,15 +49,15 @@ def test_a_call_that_was_cut_goes_on_only_behind_the_token_that_closes_it(
 ) -> None:
     closing, tail = 60, (STOP, *new, START)
     written = (*said, *before, closing)
-    assert exact((*sampled, closing), written, tail, ended="enclosed") == (*ASKED, *sampled, closing, *tail)
-    assert exact((*sampled, closing, STOP), written, tail, ended="enclosed") == (*ASKED, *sampled, closing, *tail)
-    assert exact((*sampled, 50), written, tail, ended="enclosed") == "stop_token"
+    assert exact((*sampled, closing), written, tail, ended="call") == (*ASKED, *sampled, closing, *tail)
+    assert exact((*sampled, closing, STOP), written, tail, ended="call") == (*ASKED, *sampled, closing, *tail)
+    assert exact((*sampled, 50), written, tail, ended="call") == "stop_token"
     assert exact((*sampled, closing), written, tail) == "stop_token"
 
 
 def test_a_rendering_that_is_all_tail_closes_no_call() -> None:
     tail = (STOP, 3, START)
-    told = {"ended": "enclosed", "rendered": tail, "marked": (*MARK, *tail), "placeholder": MARK}
+    told = {"ended": "call", "rendered": tail, "marked": (*MARK, *tail), "placeholder": MARK}
     assert joined(history=(1, 60), **told) == "stop_token"  # type: ignore[arg-type]
 
 

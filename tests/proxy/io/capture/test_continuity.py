@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -409,30 +408,6 @@ async def test_reasoning_in_the_exact_ids_must_not_mislead_the_engines_parser(
         assert (await turn(front, past, **plain))["reasoning"] == "hm"
         assert await again(front, past, **body) == word
         assert ("kv_transfer_params" in stub.llm_requests()[-1].body) is (word == "exact")
-
-
-class Musing(EngineStub):
-    """An engine whose first answer is all thought."""
-
-    async def write(self, request: web.Request, parts: Any, *how: Any) -> web.StreamResponse:
-        fault, delay, content_type, _ = how
-        whole = b"".join(parts)
-        if len(self.requests) == 1:
-            (said,) = re.findall(rb'"content":"[^"]*"', whole)
-            thought = said.replace(b"content", b"reasoning")
-            whole = whole.replace(said, b'"content":null').replace(b'"reasoning":null', thought)
-        return await super().write(request, [whole], fault, delay, content_type, len(whole))
-
-
-async def test_a_thought_that_was_cut_is_left_to_the_template() -> None:
-    """Exact ids would leave it open in front of all that follows."""
-    async with Musing(drift=True) as stub, Front(stub.url) as front:
-        past: list[dict[str, Any]] = [{"role": "user", "content": "say: I think of a number"}]
-        answer = await turn(front, past, max_tokens=7)
-        assert answer["reasoning"] and not answer.get("content") and front.calls[-1].finish_reason == "length"
-        past.append(dict(MORE))
-        await turn(front, past)
-        assert front.calls[-1].continuity == "stop_token"
 
 
 class Nested(EngineStub):

@@ -44,13 +44,12 @@ def recalled(after: Responding, *output: Any, shown: Any = None, **first: Any) -
     return recall(memory, after)
 
 
-@pytest.mark.parametrize(("output", "enclosed"), [
-    ([CALL], True), ([THOUGHT, SAID, CALL], True), ([THOUGHT], True),
-    ([THOUGHT, SAID], False), ([SAID], False), ([], False), (None, False), ("x", False),
+@pytest.mark.parametrize(("output", "called"), [
+    ([CALL], True), ([THOUGHT, SAID, CALL], True), ([SAID], False), ([], False), (None, False), ("x", False),
     ([7], False),
 ])  # fmt: skip
-def test_what_a_template_closes_at_the_end_of_an_answer(output: Any, enclosed: bool) -> None:
-    assert outlined(HELLO).is_enclosed({"id": "r", "output": output, "shown": None}) == enclosed
+def test_whether_an_answer_calls_tools(output: Any, called: bool) -> None:
+    assert outlined(HELLO).called({"id": "r", "output": output, "shown": None}) == called
 
 
 # --- which call a request goes on from
