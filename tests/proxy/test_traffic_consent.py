@@ -61,13 +61,27 @@ async def test_who_never_consented_does_not_however_many_others_do_not(
     assert not await site.learned() & await site.calls(user)
 
 
+CALLED = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+BEFORE: dict[str, list[dict[str, Any]]] = {
+    "nothing": [], "a greeting": [{"role": "assistant", "content": "Hello, how can I help?"}],
+    "an old chat": [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}],
+    "a call": [
+        {"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+        {"role": "tool", "tool_call_id": "1", "content": "it is so"},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("first", ["1", None])
 async def test_another_conversation_of_a_name_needs_a_consent_of_its_own(
-    site: Site, sealed: bool, first: str | None
+    site: Site, sealed: bool, first: str | None, before: str
 ) -> None:
-    """An app may have one name for all of its users."""
+    """An app may have one name for all of its users, and its own beginning of each chat."""
     user, other = site.user(name="app"), site.user(name="app")
+    for one in (user, other):
+        one.said += BEFORE[before]
     await user.says("one", **SAYS[first])
     if sealed:
         await site.seals()

@@ -130,11 +130,24 @@ class Naming:
         agent = current.labels.agent or ""
         agent = agent if known is None else known.opening.agent_of(agent, request.model)
         shown = self._shared.shows(named.identified_by, known, current.episode, agent, request)
-        if not (shown or _needs_own_consent(named, known, before, request)):
+        if not (shown or self._needs_own_consent(named, known, before, request)):
             return current
         base = base_of(self._names.root(named.episode or "", None, named.claims.tenant), named.claims.tenant)
         self._store.post([ev.NameShared(self._clock.now(), base)])
         return replace(current, episode=None, identified_by="lineage", first="", lane="")
+
+    def _needs_own_consent(
+        self, named: Identity, known: Episode | None, before: Episode | None, request: CallRequest
+    ) -> bool:
+        """Tell whether a request under a name that may be that of several goes on from nothing of the chat `before`,
+        and consents otherwise: then it may be somebody else's. One that takes back what was said takes back all of the
+        name."""
+        if before is None or not before.opening.traffic or named.labels.traffic is False or request.history is None:
+            return False
+        is_other = known is None or any(one.asked.said != request.said for one in known.transcript.calls.values())
+        if not is_other or named.consents is not before.withdrawn:
+            return False
+        return before.opening.whole not in self._state.episodes.chats(request.history)
 
     def continued(
         self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]
@@ -182,16 +195,6 @@ class Naming:
                 self._names.left(episode)
         elif isinstance(event, (ev.EpisodeSealed, ev.EpisodeDiscarded)):
             self._shared.ended(event.episode)
-
-
-def _needs_own_consent(named: Identity, known: Episode | None, before: Episode | None, request: CallRequest) -> bool:
-    """Tell whether a request under a name that may be that of several begins another conversation than those of the
-    chat `before`, and consents otherwise: then it may be somebody else's. One that takes back what was said takes back
-    all of the name."""
-    if before is None or not before.opening.traffic or not request.begins or named.labels.traffic is False:
-        return False
-    is_other = known is None or any(one.asked.said != request.said for one in known.transcript.calls.values())
-    return is_other and named.consents is before.withdrawn
 
 
 def tenant_of(identity: Identity, episode: str, known: Episode | None) -> str:
