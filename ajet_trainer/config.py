@@ -364,6 +364,8 @@ def _of_candidate(config: Config) -> Iterable[tuple[str, str]]:
         yield "candidate", "users would be held for whole steps by an engine that the trainer launches: set engine_urls"
     if not config.adapts and not config.candidate_urls:
         yield "candidate", "one engine holds the whole weights of one model: set candidate_urls, or train an adapter"
+    if not config.adapts and not {*map(server, config.candidate_urls)}.isdisjoint(map(server, config.engine_urls)):
+        yield "candidate_urls", "the engine of what serves has its weights: take others, or train an adapter"
     if config.max_staleness is not None and config.max_staleness < config.promote_every - 1:
         least = f"promote_every = {config.promote_every} steps train on what one version has sampled"
         yield "max_staleness", f"{config.max_staleness} is too few: {least}, so leave it out, or take more"

@@ -174,6 +174,7 @@ def test_a_candidate_is_evaluated_for_long_and_more_checkpoints_stay() -> None:
     ({"candidate": "policy"}, "candidate", "is the name of the model that serves"),
     ({"engine_urls": ()}, "candidate", "users would be held for whole steps"),
     ({"verl": {}}, "candidate", "set candidate_urls, or train an adapter"),
+    ({"verl": {}, "candidate_urls": (*GATED["engine_urls"], "http://f")}, "candidate_urls", "what serves has its"),
     ({"max_staleness": 2}, "max_staleness", "2 is too few: promote_every = 4 steps"),
     ({"overlap": 1}, "max_staleness", "1 is too few"),
     ({"eval_every": 10}, "eval_every", "evaluated by promote_every"),

@@ -149,7 +149,7 @@ class Commands:
         before = self.state.episodes.of_chat(first) if asked.first else None
         gone = asked.traffic and (
             not asked.consents or self.state.episodes.is_withdrawn(first) or (before is not None and before.withdrawn)
-            or self.judging.is_void(asked.tenant, asked.issued)
+            or self.judging.is_void(asked.tenant, asked.issued, at)
         )
         if asked.withdraws or gone:
             return (*opened, ev.EpisodeWithdrawn(at, episode), *self.judging.withdraw(asked.first, at))

@@ -228,9 +228,11 @@ class Episodes(dict[str, Episode]):
                 self.answered(turn)
 
     def _withdrawn(self, event: ev.EpisodeWithdrawn) -> None:
-        episode = self[event.episode]
-        episode.withdraw()
-        _remember(self.withdrawn, episode.opening.whole, MOST_WITHDRAWN)
+        whole = event.episode  # where it is archived
+        if (episode := self.get(event.episode)) is not None:
+            episode.withdraw()
+            whole = episode.opening.whole
+        _remember(self.withdrawn, whole, MOST_WITHDRAWN)
 
     def _feedback(self, event: ev.FeedbackGiven) -> None:
         self[event.episode].hear(event)

@@ -214,7 +214,7 @@ class JudgeSpent(Event, frozen=True):
 
 class EpisodeWithdrawn(EpisodeEvent, frozen=True):
     """Nothing is learned from it, nor from its later parts. What is open takes calls, and is discarded at its end; what
-    a trainer has is, if that gives it back."""
+    a trainer has is, if that gives it back. One that is archived is left out of exports."""
 
 
 class EpisodeSealed(EpisodeEvent, frozen=True):

@@ -32,6 +32,7 @@ from ajet_proxy.core.ledger.session_names import RUNGS
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.tallies import day_of
 from ajet_proxy.core.tokens import cut
+from ajet_proxy.core.trajectory.drift import behind
 from ajet_proxy.core.trajectory.timeline import Policy, Timeline, Turn
 from ajet_sdk.errors import Conflict, NotFound
 from ajet_sdk.routes import Feedback, Judgement, LeaseJudgements, OpenEpisode
@@ -46,6 +47,8 @@ GATHERS_S = 10.0
 """A group is whole once nothing of it has been open for so long: its episodes may be played one after another."""
 BEFORE = 2000
 """Tokens before an answer that a judge sees."""
+NEXT = 8
+"""So many calls after an answer may be what the user said next."""
 
 
 class Answered(Struct, frozen=True):
@@ -80,10 +83,13 @@ class JudgingCommands:
         )
 
     def withdraw(self, episode: str, at: float) -> Iterator[Event]:
-        """Nothing more is learned from the parts of the first `episode`."""
-        names = (episode, *self.state.episodes.parts.get(episode, ()))
-        known = (self.state.episodes.get(name) for name in names)
-        return (ev.EpisodeWithdrawn(at, part.id) for part in known if part is not None and not part.withdrawn)
+        """Nothing more is learned from the parts of the first `episode`, wherever they are by now."""
+        episodes = self.state.episodes
+        known = [*filter(None, map(episodes.get, (episode, *episodes.parts.get(episode, ()))))]
+        yield from (ev.EpisodeWithdrawn(at, part.id) for part in known if not part.withdrawn)
+        left = None if known or episode in episodes.withdrawn else episodes.find(episode)
+        if left is not None and left.opening.traffic:
+            yield ev.EpisodeWithdrawn(at, episode)
 
     def take_back(self, chats: Iterable[str], at: float) -> Events:
         """A user takes back these chats, called by their first parts."""
@@ -95,13 +101,13 @@ class JudgingCommands:
         at = self.state.time(at)
         gone = (
             ev.EpisodeWithdrawn(at, one.id) for one in self.state.episodes.values()
-            if one.opening.traffic and not one.withdrawn and self.is_void(one.opening.tenant, one.opening.issued)
+            if (by := one.opening).traffic and not one.withdrawn and self.is_void(by.tenant, by.issued, by.at)
         )
         return tuple(islice(gone, AT_ONCE))
 
-    def is_void(self, tenant: str, issued: float) -> bool:
-        """Tell whether a key of `tenant` that was `issued` then is revoked."""
-        return issued <= self.presence.void.get(tenant, -1.0)
+    def is_void(self, tenant: str, issued: float, at: float) -> bool:
+        """Tell whether a key of `tenant` that was `issued` then is revoked, or what opened `at` that time without one."""
+        return (issued if tenant or issued else at) <= self.presence.void.get(tenant, -1.0)
 
     def feedback(self, episode: str, call: str | None, body: Feedback, *, at: float) -> Events:
         """The same again changes nothing."""
@@ -245,21 +251,38 @@ def answers(episode: Episode, policy: Policy) -> Callable[[], list[Answered]]:
 def _answers(turns: Sequence[Turn], merged: Callable[[], Sequence[Timeline]]) -> list[Answered]:
     """The calls of `turns` as a judge sees them, in the order in which they began."""
     wanted, timelines = {turn.call for turn in turns}, merged()
-    found, asked, prompts = dict[str, Answered](), dict[bytes, float](), dict[str, bytes]()
+    found, asked, prompts = dict[str, Answered](), dict[bytes, list[float]](), dict[str, bytes]()
     for timeline in timelines:
         for turn in timeline.turns:  # by a digest, because the prompts of a long episode would fill the memory
             prompt = prompts[turn.call] = hashlib.sha256(cut(timeline.tokens, 0, turn.start)).digest()
-            asked[prompt] = max(asked.get(prompt, 0.0), turn.started_at)
+            asked.setdefault(prompt, []).append(turn.started_at)
+    ordered = sorted(((turn, one.tokens) for one in timelines for turn in one.turns), key=lambda each: each[0].rank)
+    places = {turn.call: place for place, (turn, _) in enumerate(ordered)}
     for timeline in timelines:
         for place, turn in enumerate(timeline.turns):
             if turn.call not in wanted:
                 continue
+            same = asked[prompts[turn.call]]
             later = next((one for one in timeline.turns[place + 1 :] if one.start > turn.end), None)
             came = b"" if later is None else cut(timeline.tokens, turn.end, later.start)
-            again = asked[prompts[turn.call]] > turn.started_at
+            if not came and len(same) == 1:
+                came = _goes_on(turn, timeline.tokens, islice(ordered, places[turn.call] + 1, None))
+            again = max(same) > turn.started_at
             found[turn.call] = Answered(
                 turn.call, turn.agent, turn.model, turn.finish_reason,
                 cut(timeline.tokens, max(0, turn.start - BEFORE), turn.start),
                 cut(timeline.tokens, turn.start, turn.end), came, "reply" if came else "again" if again else "none",
             )
     return [found[turn.call] for turn in sorted(turns, key=lambda one: one.rank)]
+
+
+def _goes_on(turn: Turn, tokens: bytes, later: Iterable[tuple[Turn, bytes]]) -> bytes:
+    """The tokens that came behind the answer of `turn` where its history was written otherwise, and so began another
+    timeline: as one of the next calls has them."""
+    of_the_same = ((one, held) for one, held in later if (one.model, one.agent) == (turn.model, turn.agent))
+    for one, held in islice(of_the_same, NEXT):
+        prompt = cut(held, 0, one.start)
+        at = behind(prompt, cut(tokens, 0, turn.end), turn.start)
+        if at is not None:
+            return cut(prompt, at, one.start)
+    return b""

@@ -191,7 +191,9 @@ class Life:
             self.move(episode, "discarded", event.at, event.reason, event.detail, event.cause)
 
     def _withdrawn(self, event: ev.EpisodeWithdrawn) -> None:
-        episode = self._episodes[event.episode]
+        episode = self._episodes.get(event.episode)
+        if episode is None:
+            return
         for model in [model for model, share in episode.shares.by_model.items() if share is None]:
             if episode.ended_at is None:
                 self.drop(episode, model, "withdrawn", event.at)

@@ -166,7 +166,7 @@ class Quotas:
         if at - self._kept_at >= BYTES_FRESH_S:
             known, self._kept, self._kept_at, self._metadata = self._metadata, Counter(), at, {}
             for one in self._state.episodes.values():
-                if one.ended_at is None and (quota := self.of(one.opening.tenant)) is not None and quota.bytes:
+                if _counts(one) and (quota := self.of(one.opening.tenant)) is not None and quota.bytes:
                     self._metadata[one.id] = known[one.id] if one.id in known else _written(one)
                     self._kept[one.opening.tenant] += size_of(one) + self._metadata[one.id]
         return self._kept[tenant]
@@ -185,6 +185,12 @@ def parse(table: Any) -> dict[str, Quota]:
         return {tenant: Quota(**_LIMITS.read(row, FILE, f"of {tenant!r}: ")) for tenant, row in table.items()}
     except ConfigError as error:
         raise ValueError(error.message) from None
+
+
+def _counts(episode: Episode) -> bool:
+    """Tell whether its bytes count. Those of a user's chat do as long as it is open: then `traffic_backlog` limits it,
+    since the next user waits for no judge."""
+    return episode.ended_at is None and (episode.state == "open" or not episode.opening.traffic)
 
 
 def size_of(episode: Episode) -> int:

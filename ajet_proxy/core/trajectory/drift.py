@@ -75,6 +75,30 @@ def broken_by(prompt: bytes, history: bytes, spans: Sequence[tuple[int, int]]) -
     return _in_prompt(prompt, history, at, spans, ahead)
 
 
+def behind(prompt: bytes, text: bytes, start: int) -> int | None:
+    """The position in `prompt` behind the answer that `text` has from `start` on, if it goes on from that; else None.
+
+    The agent or the template may have left out its reasoning or have changed its end, and a system prompt before it may
+    be another one.
+    """
+    at, end, length = common_prefix(prompt, text), count(text), count(prompt)
+    if at == length or start == end:
+        return None
+    if at < start - OPENING or (at < start and find(text, cut(text, end - 1, end), at, start) >= 0):
+        found, name = find(prompt, cut(text, start, end), at, length), broken_by(prompt, text, [(start, end)])
+        return found + end - start if found >= 0 and name in (*DRIFTED, "history_edited", "tools_changed") else None
+    kept, most = 0, end - max(at, start)  # tokens at the end of the answer that the prompt has, too, and may have
+    while kept < most:
+        middle = (kept + most + 1) // 2
+        if find(prompt, cut(text, end - middle, end), at, length) >= 0:
+            kept = middle
+        else:
+            most = middle - 1
+    if kept > (at < start):
+        return find(prompt, cut(text, end - kept, end), at, length) + kept
+    return at if at >= start else None
+
+
 def _in_generation(prompt: bytes, history: bytes, at: int, span: tuple[int, int]) -> str:
     start, end = span
     if start < at == end - 1:

@@ -429,6 +429,25 @@ def test_a_judge_sees_the_last_tokens_of_a_long_prompt(rig: TrafficRig) -> None:
     assert unpack_tokens(answers(rig.state.episodes["a"], "strict")()[0].before) == tuple(range(5, judging.BEFORE + 5))
 
 
+def test_a_reply_is_seen_whose_history_leaves_the_reasoning_out(rig: TrafficRig) -> None:
+    """As a plain client does, which keeps an answer's content alone."""
+    question, thought, said = tuple(range(30)), (91, 92, 93), (40, 2)
+    rig.chat("a", prompt=question, sampled=(*thought, *said))
+    rig.at += 1
+    rig.chat("a", prompt=(50, 51), sampled=(52, 2), agent="helper")
+    rig.chat("a", prompt=(60, 61), sampled=(62, 2))
+    rig.at += 1
+    rig.chat("a", prompt=(*question, *said, 70, 71), sampled=(*thought, 41, 2))
+    rig.at += 1
+    rig.chat("a", prompt=(*question, *said, 70, 71), sampled=(*thought, 42, 2))
+    rig.at += 1
+    rig.chat("a", prompt=(*question, *said, 70, 71, 41, 2, 80), sampled=(43, 2))
+    seen = answers(rig.state.episodes["a"], "strict")()
+    assert [(one.kind, unpack_tokens(one.next)) for one in seen] == [
+        ("reply", (70, 71)), ("none", ()), ("none", ()), ("again", ()), ("none", ()), ("none", ()),
+    ]
+
+
 # ---- whatever happens
 
 

@@ -143,6 +143,15 @@ def test_a_revocation_takes_out_what_its_keys_have_opened_whenever_that_was(rig:
     assert {one.id for one in rig.state.episodes.values() if one.withdrawn} == {"a", "held"}
 
 
+def test_a_revocation_of_what_comes_without_a_key_ends_with_what_was_there(rig: TrafficRig) -> None:
+    rig.chat("before")
+    rig.presence.void = {"": rig.at}
+    rig.at += 1
+    rig.chat("after")
+    rig.run(rig.commands.judging.revoked(rig.at))
+    assert [one.withdrawn for one in map(rig.state.episodes.__getitem__, ("before", "after"))] == [True, False]
+
+
 def test_a_judge_withdraws_what_goes_on_of_a_chat_whose_first_part_is_archived(rig: TrafficRig) -> None:
     call = rig.awaiting()
     rig.judge("a", 0.5, call=call)
@@ -150,6 +159,20 @@ def test_a_judge_withdraws_what_goes_on_of_a_chat_whose_first_part_is_archived(r
     rig.archive()
     rig.chat("a.2", first="a")
     rig.run(rig.commands.judging.judge("a", Judgement("judge", withdraw=True), at=rig.at))
+    assert rig.state.episodes["a.2"].withdrawn
+
+
+def test_what_is_archived_is_taken_back_too(rig: TrafficRig) -> None:
+    call = rig.awaiting()
+    rig.judge("a", 0.5, call=call)
+    rig.ack(rig.batch(group_size=1))
+    rig.call("plain")
+    rig.abort("plain")
+    rig.archive()
+    rig.run(rig.commands.judging.take_back(("a", "plain", "never", ""), rig.at))
+    assert list(rig.state.episodes.withdrawn) == ["a"]
+    assert rig.commands.judging.take_back(("a",), rig.at) == ()
+    rig.chat("a.2", first="a")
     assert rig.state.episodes["a.2"].withdrawn
 
 

@@ -141,6 +141,17 @@ def test_a_tenant_within_its_bytes_may_go_on_for_ever() -> None:
     assert rig.state.tallies.counts["trained"] == 100
 
 
+def test_a_users_chat_that_is_over_is_no_bytes_of_its_tenant() -> None:
+    """However long it waits for a judge or a trainer, the next user is answered."""
+    rig = Rig(a=Quota(bytes=50))
+    rig.call("chat", tenant="a", prompt=tuple(range(20)), traffic="chat", judged=True)
+    rig.at += 1.0
+    assert refusal(rig, "a") == ("bytes_quota", 10.0)
+    rig.seal("chat")
+    rig.at += 1.0
+    assert (rig.state_of("chat"), refusal(rig, "a")) == ("sealed", None)
+
+
 def test_metadata_and_notes_are_bytes_too() -> None:
     rig = Rig(a=Quota(bytes=1000))
     first = rig.open(tenant="a", metadata={"about": "x" * 500})

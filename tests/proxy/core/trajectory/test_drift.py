@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ajet_proxy.core.continuity.memory import Outcome
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory import drift
-from ajet_proxy.core.trajectory.drift import broken_by
+from ajet_proxy.core.trajectory.drift import behind, broken_by
 from ajet_proxy.core.trajectory.timeline import merge
 from ajet_sdk.sample import Call
 from tests.kit.strategies import conversations, make_call, tangled_calls
@@ -115,6 +115,47 @@ def test_one_token_alone_shows_no_template() -> None:
         history, span = FIRST + answer, (30, 30 + len(answer))
         prompt = [*FIRST, 900, STOP, *RESULTS[0]]
         assert broken_by(pack_tokens(prompt), pack_tokens(history), [span]) == "history_edited"
+
+
+MORE = [400, 401, 402]
+"""What a user says next."""
+CLOSED = [*FIRST, 900, 901]
+"""A prompt that opens a thought."""
+GOES_ON = {
+    "word for word": (FIRST, ANSWERS[0], [*FIRST, *ANSWERS[0], *MORE]),
+    "without a stop token": (FIRST, ANSWERS[0][:-1], [*FIRST, *ANSWERS[0], *MORE], [STOP, *MORE]),
+    "its reasoning is left out": (FIRST, ANSWERS[0], [*FIRST, *ANSWERS[0][9:], *MORE]),
+    "and so is its opening": (CLOSED, ANSWERS[0], [*FIRST, *ANSWERS[0][10:], *MORE]),
+    "other tokens": (FIRST, ANSWERS[0], [*FIRST, *ANSWERS[0][:4], 900, *ANSWERS[0][5:], *MORE]),
+    "other tokens to its end": (FIRST, ANSWERS[0], [*FIRST, *ANSWERS[0][:8], 900, 901, STOP, *MORE]),
+    "an answer that was cut and is another now": (FIRST, [200, 201], [*FIRST, 200, 900, *MORE], [900, *MORE]),
+    "under another system prompt": (FIRST, ANSWERS[0], [*swap(FIRST, 3, [900, 901]), *ANSWERS[0], *MORE]),
+    "another first question": (FIRST, ANSWERS[0], [*swap(FIRST, 25, [900]), *ANSWERS[0], *MORE]),
+}
+
+
+@pytest.mark.parametrize("case", GOES_ON)
+def test_what_came_behind_an_answer_is_found_however_it_is_written(case: str) -> None:
+    asked, answer, prompt, *came = GOES_ON[case]
+    at = behind(pack_tokens(prompt), pack_tokens(asked + answer), len(asked))
+    assert at is not None and prompt[at:] == (came[0] if came else MORE)
+
+
+GOES_ON_NOT = {
+    "the same question again": (FIRST, ANSWERS[0], FIRST),
+    "an earlier one": (FIRST, ANSWERS[0], FIRST[:-4]),
+    "another one": (FIRST, ANSWERS[0], [*FIRST[:-8], *range(900, 920)]),
+    "another one that differs at its end": (FIRST, ANSWERS[0], [*FIRST[:-2], 900, 901, *ANSWERS[1], *MORE]),
+    "another one that stops alike": (TOLD[0], [*TOLD[1], STOP], [*HEAD, *range(120, 126), 900, *END, 7, *END]),
+    "nothing was answered": (FIRST, [], [*FIRST, *MORE]),
+    "a title that quotes it": (FIRST, ANSWERS[0], [900, 901, *FIRST[4:], 902, *ANSWERS[0], 903]),
+}
+
+
+@pytest.mark.parametrize("case", GOES_ON_NOT)
+def test_nothing_came_behind_an_answer_that_a_prompt_does_not_go_on_from(case: str) -> None:
+    asked, answer, prompt = GOES_ON_NOT[case]
+    assert behind(pack_tokens(prompt), pack_tokens(asked + answer), len(asked)) is None
 
 
 @given(st.one_of(tangled_calls(), conversations()))
