@@ -106,7 +106,7 @@ class JudgingCommands:
         return tuple(islice(gone, AT_ONCE))
 
     def is_void(self, tenant: str, issued: float, at: float) -> bool:
-        """Tell whether a key of `tenant` that was `issued` then is revoked, or what opened `at` that time without one."""
+        """Tell whether a key of `tenant` that was `issued` then is revoked, or what opened `at` without one."""
         return (issued if tenant or issued else at) <= self.presence.void.get(tenant, -1.0)
 
     def feedback(self, episode: str, call: str | None, body: Feedback, *, at: float) -> Events:
