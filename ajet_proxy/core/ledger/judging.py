@@ -277,12 +277,13 @@ def _answers(turns: Sequence[Turn], merged: Callable[[], Sequence[Timeline]]) ->
 
 
 def _goes_on(turn: Turn, tokens: bytes, later: Iterable[tuple[Turn, bytes]]) -> bytes:
-    """The tokens that came behind the answer of `turn` where its history was written otherwise, and so began another
-    timeline: as one of the next calls has them."""
+    """The tokens that came behind the answer of `turn`, as one of the next calls has them: one whose history is written
+    otherwise, so that it is of another timeline."""
+    text = cut(tokens, 0, turn.end)
     of_the_same = ((one, held) for one, held in later if (one.model, one.agent) == (turn.model, turn.agent))
     for one, held in islice(of_the_same, NEXT):
         prompt = cut(held, 0, one.start)
-        at = behind(prompt, cut(tokens, 0, turn.end), turn.start)
+        at = behind(prompt, text, turn.start)
         if at is not None:
             return cut(prompt, at, one.start)
     return b""
