@@ -14,8 +14,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ajet_proxy.core.identity.keys import Ring
 from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.judging import is_void
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.export import pairs, place, preference_row, sft_row
 from ajet_proxy.core.trajectory.samples import samples_of
@@ -52,10 +52,10 @@ def rows(
     retention has removed."""
     with closing(ArchiveFile(data_dir)) as archive:
         state = read_state(data_dir, archive)
-        keys = keyring.ring(data_dir) if keyring.used(data_dir) else Ring(())
+        revoked = keyring.ring(data_dir).tenants if keyring.used(data_dir) else {}
         episodes = (
             one for one in _episodes(state, archive, choice, removed)
-            if not (one.opening.traffic and keys.voids(one.opening.tenant, one.opening.issued))
+            if not ((its := one.opening).traffic and is_void(revoked, its.tenant, its.issued, its.at))
         )
         if form == "preferences":
             yield from _pairs(state, episodes, choice)

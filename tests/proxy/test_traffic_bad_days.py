@@ -227,7 +227,7 @@ async def test_a_request_that_came_in_before_its_key_was_revoked_opens_nothing_t
         await eventually(lambda: client.gate.waiting)
         keyring.revoke(tmp_path, "tenant", "app", client.now)
 
-        await eventually(lambda: client.store.commands.judging.is_void("app", 0.0, 0.0))
+        await eventually(lambda: "app" in client.store.presence.void)
         assert (await client.ask("GET", "/v1/models", key=user.key)).status == 401
         await client.control("POST", "/gate/open", {"policy_version": 1}, key=ADMIN)
         await asks

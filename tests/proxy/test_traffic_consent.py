@@ -15,7 +15,7 @@ from ajet_proxy.export import Choice, rows
 from ajet_proxy.io.http import keyring
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.proxy.serving import Client, serving
-from tests.proxy.test_traffic import ADMIN, LANE, User, seals
+from tests.proxy.test_traffic import ADMIN, LANE, SERVED, User, seals
 from tests.proxy.test_traffic_bad_days import KEYED, SAYS, Named, batch, calls_of, judge_all
 
 
@@ -161,6 +161,19 @@ async def test_a_shared_name_that_rewards_without_a_call_is_refused(site: Site) 
         body = {"model": "stub", "input": "a", "user": "app"}
         answer = await http.post(f"{site.client.app.url}/v1/embeddings", json=body)
     assert answer.status_code == 400 and "needs an episode" in answer.text
+
+
+async def test_what_came_without_a_key_after_such_chats_were_revoked_is_exported(
+    tmp_path: Path, stub: EngineStub
+) -> None:
+    async with serving(tmp_path, upstream=(stub.url,), **SERVED) as client:
+        for text in ("before", "after"):
+            await User(client).says(text)
+            await seals(client)
+            await judge_all(client)
+            if text == "before":
+                keyring.revoke(tmp_path, "tenant", "", client.now)
+    assert len([*rows(tmp_path, "samples", Choice(), lambda number: None)]) == 1
 
 
 async def test_nothing_is_exported_whose_key_was_revoked_while_no_daemon_ran(tmp_path: Path, stub: EngineStub) -> None:

@@ -72,14 +72,10 @@ class Ring:
     tenants: Mapping[str, float] = field(default_factory=dict)
     episodes: Mapping[str, float] = field(default_factory=dict)
 
-    def voids(self, tenant: str, issued: float) -> bool:
-        """Tell whether the keys of `tenant` that were `issued` then are revoked."""
-        return issued <= self.tenants.get(tenant, -1.0)
-
     def revoked(self, key: str, claims: Claims) -> bool:
         """Tell whether `key`, which says `claims`, is revoked."""
         return (
-            self.voids(claims.tenant, claims.issued)
+            claims.issued <= self.tenants.get(claims.tenant, -1.0)
             or (claims.episode is not None and claims.issued <= self.episodes.get(claims.episode, -1.0))
             or bool(self.keys and key_id(key) in self.keys)
         )

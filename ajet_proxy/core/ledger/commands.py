@@ -25,7 +25,7 @@ from ajet_proxy.core.ledger.attempts import Attempt, fate
 from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
 from ajet_proxy.core.ledger.episode import Episode, fitting, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event, Events
-from ajet_proxy.core.ledger.judging import JudgingCommands
+from ajet_proxy.core.ledger.judging import JudgingCommands, is_void
 from ajet_proxy.core.ledger.lease_commands import LeaseCommands
 from ajet_proxy.core.ledger.parts import AT_ONCE, parted
 from ajet_proxy.core.ledger.plays import Evaluation
@@ -149,7 +149,7 @@ class Commands:
         before = self.state.episodes.of_chat(first) if asked.first else None
         gone = asked.traffic and (
             not asked.consents or self.state.episodes.is_withdrawn(first) or (before is not None and before.withdrawn)
-            or self.judging.is_void(asked.tenant, asked.issued, at)
+            or is_void(self.judging.presence.void, asked.tenant, asked.issued, at)
         )
         if asked.withdraws or gone:
             return (*opened, ev.EpisodeWithdrawn(at, episode), *self.judging.withdraw(asked.first, at))

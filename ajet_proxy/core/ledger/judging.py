@@ -14,7 +14,7 @@ Invariant: an episode is judged once. Whatever awaits is judged, rewarded, or di
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -101,13 +101,10 @@ class JudgingCommands:
         at = self.state.time(at)
         gone = (
             ev.EpisodeWithdrawn(at, one.id) for one in self.state.episodes.values()
-            if (by := one.opening).traffic and not one.withdrawn and self.is_void(by.tenant, by.issued, by.at)
+            if (its := one.opening).traffic and not one.withdrawn
+            and is_void(self.presence.void, its.tenant, its.issued, its.at)
         )
         return tuple(islice(gone, AT_ONCE))
-
-    def is_void(self, tenant: str, issued: float, at: float) -> bool:
-        """Tell whether a key of `tenant` that was `issued` then is revoked, or what opened `at` without one."""
-        return (issued if tenant or issued else at) <= self.presence.void.get(tenant, -1.0)
 
     def feedback(self, episode: str, call: str | None, body: Feedback, *, at: float) -> Events:
         """The same again changes nothing."""
@@ -222,6 +219,12 @@ class JudgingCommands:
         waits = len(self.state.episodes.awaiting)
         said = "and none has come for 20 minutes that gives a reward: is `ajet judge` at work, and does it abstain?"
         return {"judge": f"{waits} episodes await a judgement, {said}"}
+
+
+def is_void(revoked: Mapping[str, float], tenant: str, issued: float, at: float) -> bool:
+    """Tell whether a chat's key is revoked, one of `tenant` that was `issued` then. A chat without a key counts
+    by when it opened (`at`). `revoked` has the time until which each tenant's keys are void."""
+    return (issued if tenant or issued else at) <= revoked.get(tenant, -1.0)
 
 
 def _rank(episode: Episode) -> int:
