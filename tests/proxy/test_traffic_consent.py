@@ -10,11 +10,12 @@ import httpx
 import pytest
 
 from ajet_proxy.core.identity.keys import Claims
-from ajet_proxy.core.ledger import episodes
+from ajet_proxy.core.ledger import episodes, retention
 from ajet_proxy.export import Choice, rows
 from ajet_proxy.io.http import keyring
+from ajet_proxy.io.storage import compactor
 from tests.kit.engine_stub import EngineStub, Fault
-from tests.proxy.serving import Client, serving
+from tests.proxy.serving import Client, eventually, serving
 from tests.proxy.test_traffic import ADMIN, LANE, SERVED, User, seals
 from tests.proxy.test_traffic_bad_days import KEYED, SAYS, Named, batch, calls_of, judge_all
 
@@ -151,6 +152,45 @@ async def test_a_request_that_becomes_no_call_takes_back_what_it_names(site: Sit
         answer = await http.request(method, user.url + route, **sent)
     assert (answer.status_code == 200) is (how in ("models", "embeddings"))
     assert not await site.learned()
+
+
+@pytest.fixture
+async def archiving(tmp_path: Path, stub: EngineStub, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    """A `site` that keeps no episode in memory that has ended."""
+    monkeypatch.setattr(retention, "KEPT_EPISODES", 0)
+    monkeypatch.setattr(compactor, "RETAIN_S", 0.0)
+    async with serving(tmp_path, upstream=(stub.url,), archive_max_age=3600.0, **KEYED) as client:
+        yield Site(client, keyring.keys(tmp_path, admin_secret=ADMIN).issue(LANE))
+
+
+@pytest.mark.parametrize("way", ["/e/alice", "body", "lineage"])
+@pytest.mark.parametrize("said", [None, "1", "0"])
+async def test_an_archived_chat_goes_on_and_is_taken_back(archiving: Site, way: str, said: str | None) -> None:
+    """Each request has to read the archive: one that refuses and is in no chat yet, one that becomes no call, and one
+    that goes on."""
+    site, client = archiving, archiving.client
+    user = site.user(way if "/" in way else "", "alice" if way == "body" else "")
+    await user.says("one", **SAYS["1"])
+    await site.seals()
+    (first,) = await judge_all(client, ADMIN)
+    name, learned = await batch(client, ADMIN)
+    assert learned == await site.calls(user)
+    assert (await client.control("POST", f"/batches/{name}/ack", {"policy_version": 1}, key=ADMIN)).status == 200
+    episodes = client.store.state.episodes
+    await eventually(lambda: episodes.archived and not (episodes or episodes.leaving))
+
+    await site.user().says("I never said so", **SAYS["0"])
+    if said == "0" and way != "lineage":
+        headers = {"authorization": f"Bearer {site.key}", **SAYS[said]}
+        body = {"model": "stub", "user": "alice", **NO_CALLS["too many choices"][2]}
+        async with httpx.AsyncClient(trust_env=False, headers=headers) as http:
+            answer = await http.post(user.url + CHAT, json=body)
+        assert answer.status_code == 400 and first in episodes.withdrawn
+    await user.says("two", **SAYS[said])
+    assert (first in episodes.withdrawn) is (said == "0")
+    (found,) = [one for one in episodes.values() if one.opening.first == first]
+    assert found.withdrawn is (said == "0")
+    assert bool(await site.learned()) is (said != "0")
 
 
 async def test_a_shared_name_that_rewards_without_a_call_is_refused(site: Site) -> None:

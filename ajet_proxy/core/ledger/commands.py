@@ -230,7 +230,7 @@ class Commands:
     ) -> Events:
         """A request of an open `episode` became no call, and the world failed it. Nothing happens if that tells nothing
         new."""
-        known, at = self.state.episodes.find(episode), self.state.time(at)
+        known, at = self.state.episodes.get(episode), self.state.time(at)
         if known is None or known.state != "open" or not known.attempts.adds(Attempt(agent, said, 0, at)):
             return ()
         return (ev.RequestLost(at, episode, reason, agent, said, model, detail),)

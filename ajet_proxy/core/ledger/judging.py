@@ -83,7 +83,9 @@ class JudgingCommands:
         )
 
     def withdraw(self, episode: str, at: float) -> Iterator[Event]:
-        """Nothing more is learned from the parts of the first `episode`, wherever they are by now."""
+        """Nothing more is learned from the parts of the first `episode`, wherever they are by now. '' has none."""
+        if not episode:
+            return
         episodes = self.state.episodes
         known = [*filter(None, map(episodes.get, (episode, *episodes.parts.get(episode, ()))))]
         yield from (ev.EpisodeWithdrawn(at, part.id) for part in known if not part.withdrawn)

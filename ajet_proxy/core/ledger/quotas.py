@@ -158,7 +158,7 @@ class Quotas:
         return self._buckets.setdefault((tenant, name), _Bucket(limit, limit, at))
 
     def _tenant(self, episode: str) -> str:
-        known = self._state.episodes.find(episode)
+        known = self._state.episodes.get(episode)
         return "" if known is None else known.opening.tenant
 
     def _keeps(self, tenant: str, at: float) -> int:

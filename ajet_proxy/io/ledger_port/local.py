@@ -90,7 +90,7 @@ class LocalPort:
 
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
         current = await self._store.decide(partial(self._naming.current, identity))
-        found = self._naming.continued(current, history, sent)[0]
+        found, _ = await self._naming.continues(current, history, sent)
         if found.episode is not None and (known := await self._naming.find(found.episode)) is not None:
             tenant_of(found, found.episode, known)
         return found
@@ -98,8 +98,7 @@ class LocalPort:
     async def withdraw(self, identity: Identity) -> None:
         found = await self.find(identity, None, {})
         known = await self._naming.find(found.episode)
-        chats = self._naming.chats(found, known, None)
-        await self._store.commit(self._commands.judging.take_back(chats, self._clock.now()))
+        await self._store.commit(await self._naming.takes_back(found, known, None))
 
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
         assert identity.labels.reward is not None
@@ -191,8 +190,8 @@ class LocalPort:
                 prompt="" if request.probe else request.prompt,
             )
             if asked.withdraws:  # even if it is never let in
-                chats = self._naming.chats(identity, known, request.history)
-                self._store.post(self._commands.judging.take_back(chats, self._clock.now()))
+                self._store.post(await self._naming.takes_back(identity, known, request.history))
+                unknown = (spare,)
             lost = None if known is None else partial(
                 self._commands.lose_request, episode, agent=agent, model=model, said=request.said
             )

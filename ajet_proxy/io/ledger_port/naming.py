@@ -71,7 +71,7 @@ class Naming:
                 identity = self._told_apart(named, identity, known, before, request)
         if identity.episode is not None:
             return identity, NOTHING, known
-        identity, metadata = self.continued(identity, request.history, request.sent)
+        identity, metadata = await self.continues(identity, request.history, request.sent)
         return identity, metadata, self._state.episodes.get(identity.episode or "")
 
     def _found(self, named: Identity) -> tuple[Identity, Episode | None, Episode | None]:
@@ -149,16 +149,23 @@ class Naming:
             return False
         return before.opening.whole not in self._state.episodes.chats(request.history)
 
-    def continued(
+    async def continues(
         self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]
     ) -> tuple[Identity, Mapping[str, Any]]:
         """`identity` with the episode that the request continues, if none is named; and what to note on a new one."""
         if identity.episode is not None:
             return identity, NOTHING
+        identity, found = await self._store.decide(partial(self._continued, identity, history, sent))
+        self._metrics.inc("ajet_lineage_total", found=("new", "continued", "ambiguous")[min(len(found), 2)])
+        noted = {"may_continue": found[:MAX_NOTED]} if found and identity.episode is None else NOTHING
+        return identity, noted
+
+    def _continued(
+        self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]
+    ) -> tuple[Identity, Sequence[str]]:
+        """`identity` with the episode that the request continues, or as part of the chat that it goes on from; and the
+        open episodes that it may continue."""
         found = self._state.episodes.continued(history, consents=identity.consents, **sent)
-        what = ("new", "continued", "ambiguous")[min(len(found), 2)]
-        self._metrics.inc("ajet_lineage_total", found=what)
-        noted = {"may_continue": found[:MAX_NOTED]} if found else NOTHING
         episodes, chats = self._state.episodes, tuple[str, ...]()
         if history is not None and (identity.claims.lanes or identity.labels.traffic is False):
             chats = episodes.chats(history)
@@ -167,14 +174,20 @@ class Naming:
         if identity.labels.traffic and others:  # it is rather of one of these
             refused = []
         if len(found) == 1 and (not refused or episodes[found[0]].withdrawn):
-            return replace(identity, episode=found[0]), NOTHING
+            return replace(identity, episode=found[0]), found
         first = refused[0] if refused else others[0] if len(others) == 1 else ""
-        return self._part_of(identity, first), noted
+        return self._part_of(identity, first), found
 
-    def chats(self, identity: Identity, known: Episode | None, history: Beginnings | None) -> Sequence[str]:
-        """The first parts of the chats that a request takes back, which belongs to the episode `known` if there is one.
-        Where nobody can say of which it is, these are all, open and sealed, unless one of them is withdrawn: then it is
-        of that, and what the others say is no more than that said."""
+    async def takes_back(
+        self, identity: Identity, known: Episode | None, history: Beginnings | None
+    ) -> Sequence[ev.Event]:
+        """Events that withdraw the chats that a request takes back. It is in the episode `known` if there is one."""
+        take_back, now = self._store.commands.judging.take_back, self._clock.now()
+        return await self._store.decide(lambda: take_back(self._chats(identity, known, history), now))
+
+    def _chats(self, identity: Identity, known: Episode | None, history: Beginnings | None) -> Sequence[str]:
+        """The first parts of these chats. Where nobody can say of which a request is, these are all, open and sealed,
+        unless one of them is withdrawn: then it is of that, and what the others say is no more than that said."""
         own = identity.first if known is None else known.opening.whole
         if identity.identified_by != "lineage" or history is None:
             return (own,)

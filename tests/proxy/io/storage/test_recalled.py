@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.ledger import retention
+from ajet_proxy.io.storage import compactor
 from ajet_proxy.io.storage.archive import ArchiveFile
 from ajet_proxy.io.storage.recalled import Recalled, Unread
 from tests.kit.engine_stub import EngineStub
@@ -53,6 +54,7 @@ async def until_archived(client: Client) -> None:
 
 async def test_no_request_reads_the_archive_on_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "KEPT_EPISODES", 0)
+    monkeypatch.setattr(compactor, "RETAIN_S", 0.0)
     main, ask = threading.main_thread(), ArchiveFile._ask
     read = list[str]()
 
@@ -94,6 +96,7 @@ async def test_who_waits_for_the_archive_takes_no_room_that_is_taken(
     """Others open episodes meanwhile: no lane gets more of them than it has room for, none is opened twice, and runs
     that share a name are told apart."""
     monkeypatch.setattr(retention, "KEPT_EPISODES", 0)
+    monkeypatch.setattr(compactor, "RETAIN_S", 0.0)
     ask = ArchiveFile._ask
 
     def slowly(self: ArchiveFile, question: str, *values: Any) -> Any:
