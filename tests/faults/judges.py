@@ -45,6 +45,8 @@ PATIENCE_S = 600.0
 FAILS = 0.25
 """So often the model that judges gives no verdict."""
 INSTANTS = ("before a post", "during a post", "after a post")
+TOO_LATE = ("unknown_call", "episode_archived")
+"""Feedback on a call that is in the archive by now is answered so."""
 OUTCOMES = ("awaiting", "judged", "rewarded", "not_judged", "withdrawn", "lost")
 
 
@@ -160,7 +162,8 @@ class Users:
         while True:
             try:
                 answer = await client.post(url, json=body, headers=headers)
-                if answer.status_code == 200:
+                is_late = url.endswith("/feedback") and answer.json().get("error", {}).get("code") in TOO_LATE
+                if answer.status_code == 200 or is_late:
                     return answer
                 self._notes.add("failed", why=f"{url}: {answer.status_code} {answer.text[:300]}")
                 sys.exit(1)
@@ -281,6 +284,12 @@ class Audit(Asking):
                 case "failed":
                     raise AssertionError(f"a user met an error: {note['why']}")
 
+    def users_are_well(self) -> None:
+        """They have all they asked for, or go on."""
+        if self.stage.users.exitcode:
+            self.read()  # says what they met
+            raise AssertionError(f"users ended with {self.stage.users.exitcode}")
+
     def check(self, record: dict[str, Any]) -> None:
         """An episode has the rewards of one judgement, or a reason."""
         name, given = record["episode"], Counter(one["call"] for one in record["rewards"])
@@ -345,7 +354,7 @@ def storm(
                 stage.begin((number + 1) * chats // len(faults))
                 while audit.chats < number * chats // len(faults):
                     audit.look()
-                    assert stage.users.is_alive() or stage.users.exitcode == 0
+                    audit.users_are_well()
                     progress(f"judges: {number} of {len(faults)} kills, {audit.chats} of {chats} chats")
                     time.sleep(0.02)
                 if kind == "judge":
@@ -359,7 +368,8 @@ def storm(
                 audit.look()
             stage.begin(chats)
             stage.users.join(PATIENCE_S)
-            assert stage.users.exitcode == 0
+            audit.users_are_well()
+            assert not stage.users.is_alive()
             calm = True
             give_up = time.monotonic() + PATIENCE_S
             for worker in stage.judges:  # each has episodes that it passes over

@@ -65,7 +65,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.broken:
             self.close_connection = True
             return
-        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        data = self.rfile.read(length := int(self.headers.get("Content-Length") or 0))
+        if len(data) < length:  # who asked was killed
+            self.close_connection = True
+            return
         headers = {name.lower(): value for name, value in self.headers.items()}
         body = json.loads(data) if data else None
         said = self.server.answer(Heard(self.command, self.path, headers, body, self.client_address[1]))
