@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from ajet_proxy.core.identity.keys import Claims
@@ -16,7 +18,7 @@ from ajet_proxy.io.http import keyring
 from ajet_proxy.io.storage import compactor
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.proxy.serving import Client, eventually, serving
-from tests.proxy.test_traffic import ADMIN, LANE, SERVED, User, seals
+from tests.proxy.test_traffic import ADMIN, ALWAYS, LANE, SERVED, User, seals
 from tests.proxy.test_traffic_bad_days import KEYED, SAYS, Named, batch, calls_of, judge_all
 
 
@@ -37,6 +39,16 @@ class Site:
         await self.seals()
         await judge_all(self.client, ADMIN)
         return (await batch(self.client, ADMIN))[1]
+
+    async def archives(self) -> list[str]:
+        """Learns from all there is, until it is in the archive; the episodes."""
+        await self.seals()
+        judged, episodes = await judge_all(self.client, ADMIN), self.client.store.state.episodes
+        name, _ = await batch(self.client, ADMIN)
+        done = await self.client.control("POST", f"/batches/{name}/ack", {"policy_version": 1}, key=ADMIN)
+        assert done.status == 200
+        await eventually(lambda: episodes.archived and not (episodes or episodes.leaving))
+        return judged
 
     async def calls(self, user: User) -> set[str]:
         return await calls_of(self.client, user, ADMIN)
@@ -92,6 +104,87 @@ async def test_another_conversation_of_a_name_needs_a_consent_of_its_own(
     consents, refuses = (user, other) if first else (other, user)
     found = await site.learned()
     assert found == await site.calls(consents) and not found & await site.calls(refuses)
+
+
+@pytest.mark.parametrize("sent", [{}, {"X-Stainless-Retry-Count": "1"}])
+@pytest.mark.parametrize("lost", [False, True])
+async def test_who_says_the_same_under_a_name_needs_a_consent_of_its_own(
+    site: Site, stub: EngineStub, lost: bool, sent: dict[str, str]
+) -> None:
+    """A client that sends a request again says the same of its consent."""
+    alice, bob = site.user(name="app"), site.user(name="app")
+    if lost:
+        stub.faults.append(Fault("status", status=500))
+        with pytest.raises(openai.InternalServerError):
+            await alice.says("hi", **SAYS["1"])
+    else:
+        await alice.says("hi", **SAYS["1"])
+    await bob.says("hi", **sent)
+    await bob.says("my secret")
+    assert await site.learned() == await site.calls(alice)
+
+
+async def test_others_who_wait_at_the_gate_consent_each_for_themselves(site: Site) -> None:
+    """Before the gate nobody had a chat of the name yet."""
+    users = [site.user(name="app") for _ in range(3)]
+    assert (await site.client.control("POST", "/gate/close", {"wait_s": 0}, key=ADMIN)).status == 200
+    asking = []
+    for number, (user, said) in enumerate(zip(users, ("1", None, "1"), strict=True), 1):
+        asking.append(asyncio.create_task(user.says(f"I am {number}", **SAYS[said])))
+        await eventually(lambda number=number: site.client.gate.held.total() == number)
+    assert (await site.client.control("POST", "/gate/open", {"policy_version": 1}, key=ADMIN)).status == 200
+    await asyncio.gather(*asking)
+    alice, bob, carol = [await site.calls(user) for user in users]
+    found = await site.learned()
+    assert alice <= found <= alice | carol and not found & bob
+
+
+async def test_a_call_with_a_reward_is_in_no_chat_of_its_name_that_consents_otherwise(site: Site) -> None:
+    alice, bob = site.user(name="app"), site.user(name="app")
+    await alice.says("I am Alice", **SAYS["1"])
+    with pytest.raises(openai.BadRequestError, match="needs an episode"):
+        await bob.says("my secret", **{"X-AJet-Reward": "0.5"})
+    await alice.says("and I go on", **SAYS["1"], **{"X-AJet-Reward": "0.5"})
+    calls = await site.calls(alice)
+    await site.seals()
+    assert len(calls) == 2 and (await batch(site.client, ADMIN))[1] == calls
+
+
+@pytest.mark.parametrize("how", ["user", "x-session-id", "session-id"])
+@pytest.mark.parametrize("sealed", [False, True])
+async def test_who_took_it_back_is_not_learned_from_whatever_becomes_of_the_history(
+    site: Site, how: str, sealed: bool
+) -> None:
+    """Behind a key that consents for its users. An agent sums its history up, and its header comes once."""
+    site.key = keyring.keys(Path(site.client.app.config.data_dir), admin_secret=ADMIN).issue(ALWAYS)
+    user, named = site.user(name="me" if how == "user" else ""), {} if how == "user" else {how: "mine"}
+    await user.says("one", **named)
+    await user.says("not this", **SAYS["0"], **named)
+    if sealed:
+        await site.seals()
+    user.said = []
+    await user.says("Summary: my secret", **named)
+    assert not await site.learned()
+
+
+async def test_who_goes_back_and_refuses_takes_back_what_a_twin_never_said(site: Site) -> None:
+    user, twin, same = (site.user() for _ in range(3))
+    await twin.says("hi", **SAYS["0"])
+    await user.says("hi", **SAYS["1"])
+    await user.says("my secret", **SAYS["1"])
+    await same.says("hi", **SAYS["1"])
+    user.said = user.said[:2]
+    await user.says("forget that", **SAYS["0"])
+    assert await site.learned() == await site.calls(same)
+
+
+async def test_who_consents_goes_on_in_no_chat_of_a_twin_who_refused(site: Site) -> None:
+    user, twin = site.user(), site.user()
+    await user.says("hi", **SAYS["1"])
+    await site.seals()
+    await twin.says("hi", **SAYS["0"])
+    await user.says("two", **SAYS["1"])
+    assert await site.learned() == await site.calls(user)
 
 
 async def test_who_refused_goes_on_in_no_chat_of_who_said_the_same_and_consents(site: Site) -> None:
@@ -171,14 +264,8 @@ async def test_an_archived_chat_goes_on_and_is_taken_back(archiving: Site, way: 
     site, client = archiving, archiving.client
     user = site.user(way if "/" in way else "", "alice" if way == "body" else "")
     await user.says("one", **SAYS["1"])
-    await site.seals()
-    (first,) = await judge_all(client, ADMIN)
-    name, learned = await batch(client, ADMIN)
-    assert learned == await site.calls(user)
-    assert (await client.control("POST", f"/batches/{name}/ack", {"policy_version": 1}, key=ADMIN)).status == 200
+    (first,) = await site.archives()
     episodes = client.store.state.episodes
-    await eventually(lambda: episodes.archived and not (episodes or episodes.leaving))
-
     await site.user().says("I never said so", **SAYS["0"])
     if said == "0" and way != "lineage":
         headers = {"authorization": f"Bearer {site.key}", **SAYS[said]}
@@ -191,6 +278,38 @@ async def test_an_archived_chat_goes_on_and_is_taken_back(archiving: Site, way: 
     (found,) = [one for one in episodes.values() if one.opening.first == first]
     assert found.withdrawn is (said == "0")
     assert bool(await site.learned()) is (said != "0")
+
+
+@pytest.mark.parametrize("others", [0, 3])
+async def test_those_who_never_consented_push_out_nobody_who_took_it_back(
+    archiving: Site, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    monkeypatch.setattr(episodes, "MOST_WITHDRAWN", 2)
+    user = archiving.user("/e/alice")
+    await user.says("one", **SAYS["1"])
+    await archiving.archives()
+    await user.says("forget me", **SAYS["0"])
+    for number in range(others):
+        await archiving.user(f"/e/other{number}").says("I never said so")
+    await archiving.seals()
+    known = archiving.client.store.state.episodes
+    await eventually(lambda: not (known or known.leaving))
+    await user.says("my secret", **SAYS["1"])
+    assert not await archiving.learned()
+
+
+async def test_an_archived_chat_whose_key_was_revoked_goes_on_withdrawn(archiving: Site) -> None:
+    client = archiving.client
+    keys = keyring.keys(Path(client.app.config.data_dir), admin_secret=ADMIN)
+    tenant = Claims("agent", "app", lanes=("chat",), always=True, issued=client.now - 10)
+    user = Named(client, "/e/alice", keys.issue(tenant), "")
+    await user.says("one")
+    await archiving.archives()
+    keyring.revoke(Path(client.app.config.data_dir), "tenant", "app", client.now)
+    await eventually(lambda: client.store.presence.void)
+    user.key = keys.issue(Claims("agent", "app", lanes=("chat",), issued=client.now + 5))
+    await user.says("two")
+    assert not await archiving.learned()
 
 
 async def test_a_shared_name_that_rewards_without_a_call_is_refused(site: Site) -> None:

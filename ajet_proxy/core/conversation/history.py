@@ -46,6 +46,9 @@ TEXTS = ("text", "input_text", "output_text")
 """The types of a message's parts that are text."""
 PROBE = 4
 """Tokens of an answer to a probe, which may ask whether the model is there."""
+MOST_MARKS = 1000
+"""So many ends of calls of a sealed chat are known, the latest."""
+AGAIN = "again:"
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError)
 _BILLING = re.compile(r"^x-anthropic-billing-header[^\n]*\n*", re.MULTILINE)
 _ROLES = {"developer": "system", "function": "tool"}
@@ -411,10 +414,11 @@ class Lineage:
 
     def hand_over(self, episode: str, other: Lineage, most: int, name: str = "") -> None:
         """`episode` takes no more calls. `other` has its marks from now on, under another `name` if that is given, and
-        those of the latest `most` episodes."""
-        name = name or episode
-        other._marks[name] = other._marks.pop(name, [])  # the latest of all
-        other.add(name, self._marks.get(episode, ()))
+        those of the latest `most` episodes, of each the latest."""
+        name, marks = name or episode, dict.fromkeys(self._marks.get(episode, ()))
+        known = [one for one in other._marks.get(name, ()) if one not in marks]
+        other.drop(name)  # it is the latest of all
+        other.add(name, [*known, *marks][-MOST_MARKS:])
         self.drop(episode)
         if len(other._marks) > most:
             other.drop(next(iter(other._marks)))
@@ -429,6 +433,12 @@ class Lineage:
                 alike = [episode for episode, firm in found if mark.firm in firm]
                 return tuple(alike if len(alike) == 1 else dict(found))
         return ()
+
+    def goes_beyond(self, episode: str, history: Beginnings) -> bool:
+        """Tell whether a call of `episode` ends elsewhere than in `history`."""
+        marks = self._marks.get(episode, ())
+        there = {mark.key for mark in history.beginnings({mark.length for mark in marks})}
+        return any(mark.key not in there and not mark.key.startswith(AGAIN) for mark in marks)
 
     def add_request(self, episode: str, body_hash: str, idempotency_key: str | None) -> None:
         """A request in `episode` that nothing names."""
@@ -447,4 +457,4 @@ class Lineage:
 
 
 def _again(sent: str) -> str:
-    return f"again:{sent}"
+    return f"{AGAIN}{sent}"

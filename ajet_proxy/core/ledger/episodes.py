@@ -41,8 +41,8 @@ class Episodes(dict[str, Episode]):
     """The episodes in memory. ``changes`` counts how often one of them came to another state."""
 
     KEPT = (
-        "finished", "unsent", "lineage", "sealed_lineage", "cut_lineage", "shared_names", "withdrawn", "changes",
-        "archived", "judgeable", "awaiting",
+        "finished", "unsent", "lineage", "sealed_lineage", "cut_lineage", "shared_names", "withdrawn", "refused",
+        "changes", "archived", "judgeable", "awaiting",
     )
 
     def __init__(self, archive: Archive | None) -> None:
@@ -57,6 +57,9 @@ class Episodes(dict[str, Episode]):
         self.parts: dict[str, list[str]] = {}
         """The later parts of an episode."""
         self.withdrawn: dict[str, None] = {}
+        """Chats that were taken back, by their first parts."""
+        self.refused: dict[str, None] = {}
+        """Others that were withdrawn as they opened: however many, they push out none that was taken back."""
         self.finished: dict[str, int] = {}
         """The episodes that ended, in that order, and the size of their text."""
         self.leaving: dict[str, Episode] = {}
@@ -119,7 +122,13 @@ class Episodes(dict[str, Episode]):
     def is_withdrawn(self, first: str) -> bool:
         """Tell whether nothing is learned from the parts of the `first` episode, as far as memory knows."""
         parts = map(self.get, (first, *self.parts.get(first, ())))
-        return first in self.withdrawn or any(part is not None and part.withdrawn for part in parts)
+        known = first in self.withdrawn or first in self.refused
+        return known or any(part is not None and part.withdrawn for part in parts)
+
+    def goes_beyond(self, first: str, history: Beginnings) -> bool:
+        """Tell whether a part in memory of the `first` episode, or what is known of it, says more than `history`."""
+        names = (first, *self.parts.get(first, ()))
+        return any(one.goes_beyond(name, history) for one in (self.lineage, self.cut_lineage) for name in names)
 
     def alerts(self) -> dict[str, str]:
         """The line for an operator about names that are those of several runs."""
@@ -228,11 +237,11 @@ class Episodes(dict[str, Episode]):
                 self.answered(turn)
 
     def _withdrawn(self, event: ev.EpisodeWithdrawn) -> None:
-        whole = event.episode  # where it is archived
+        whole, opens = event.episode, False  # where it is archived
         if (episode := self.get(event.episode)) is not None:
             episode.withdraw()
-            whole = episode.opening.whole
-        _remember(self.withdrawn, whole, MOST_WITHDRAWN)
+            whole, opens = episode.opening.whole, not episode.transcript.calls
+        _remember(self.refused if opens and whole not in self.withdrawn else self.withdrawn, whole, MOST_WITHDRAWN)
 
     def _feedback(self, event: ev.FeedbackGiven) -> None:
         self[event.episode].hear(event)

@@ -103,10 +103,14 @@ class JudgingCommands:
         at = self.state.time(at)
         gone = (
             ev.EpisodeWithdrawn(at, one.id) for one in self.state.episodes.values()
-            if (its := one.opening).traffic and not one.withdrawn
-            and is_void(self.presence.void, its.tenant, its.issued, its.at)
+            if one.opening.traffic and not one.withdrawn and self.is_revoked(one)
         )
         return tuple(islice(gone, AT_ONCE))
+
+    def is_revoked(self, episode: Episode) -> bool:
+        """Tell whether the key is void with which users' traffic was opened."""
+        its = episode.opening
+        return is_void(self.presence.void, its.tenant, its.issued, its.at)
 
     def feedback(self, episode: str, call: str | None, body: Feedback, *, at: float) -> Events:
         """The same again changes nothing."""
@@ -156,7 +160,7 @@ class JudgingCommands:
         spent = (ev.JudgeSpent(at, body.judge, body.tokens),) if body.tokens else ()
         if body.withdraw:
             gone = tuple(self.withdraw(known.opening.whole, at))
-            if gone or known.stored is None:
+            if gone or known.stored is None or self.state.episodes.is_withdrawn(known.opening.whole):
                 return (*spent, *gone) if gone else ()
         if known.judgement is not None:
             if (known.judgement.judge, known.judgement.scores) == (body.judge, scores):

@@ -164,7 +164,8 @@ class Pipeline:
         caller, dialect, body = received.caller, received.dialect, received.body
         identity = caller.identify(body.fields)
         rewards = identity.labels.reward is not None
-        if rewards and identity.episode is not None:
+        is_sure = identity.episode is not None and not identity.may_be_shared
+        if rewards and is_sure:
             identity = await self.reward(caller, identity, received.sent, call=True)
         body.check_size(dialect.entries)
         asked, history, ask = await self._carried(received), None, PASSED_BY
@@ -172,7 +173,7 @@ class Pipeline:
             history = dialect.history(asked.fields, identity.scope, exact=self._continuity is not None)
         scope = identity.scope if _unstated(identity) else b""
         retry = retry_keys(caller.http.headers, dialect.path, received.sent, scope=scope)
-        if rewards and identity.episode is None:
+        if rewards and not is_sure:
             identity = await self.reward(caller, identity, received.sent, history, retry, call=True)
         if asked is not None:
             ask = question(dialect, asked, MAX_CHOICES)

@@ -42,7 +42,7 @@ from ajet_proxy.io.engines.upstream import Engines, as_asked
 from ajet_proxy.io.engines.watch import EngineWatch
 from ajet_proxy.io.ledger_port.cancellation import DiscardWatch, OnDiscard, ignore
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
-from ajet_proxy.io.ledger_port.naming import UNSURE, Naming, tenant_of
+from ajet_proxy.io.ledger_port.naming import UNSURE, Naming, tenant_of, unnamed
 from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole, is_ours, unsent, why_lost
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -89,8 +89,7 @@ class LocalPort:
         self._engine_alerts = EngineAlerts(store.trouble)
 
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
-        current = await self._store.decide(partial(self._naming.current, identity))
-        found, _ = await self._naming.continues(current, history, sent)
+        found = await self._naming.meant(identity, history, sent)
         if found.episode is not None and (known := await self._naming.find(found.episode)) is not None:
             tenant_of(found, found.episode, known)
         return found
@@ -201,7 +200,7 @@ class LocalPort:
                 self._store.check(await self._store.decide(now, unknown))
                 unknown = (spare,)  # by the time that it is let in, much may have happened
             async with self._come_in(model, episode):
-                begin = partial(self._begun, request, asked, chosen, (episode, spare))
+                begin = partial(self._begun, request, asked, chosen, known, (episode, spare))
                 begun, events = await self._store.decide(begin, unknown)
                 self._store.post(events)
                 entered = True
@@ -218,13 +217,18 @@ class LocalPort:
                 self._unseen.refused(_noted(request), self._clock.now())
 
     def _begun(
-        self, request: CallRequest, asked: CallAsked, chosen: str | None, names: tuple[str, str]
+        self, request: CallRequest, asked: CallAsked, chosen: str | None, seen: Episode | None, names: tuple[str, str]
     ) -> tuple[Begun, Sequence[ev.Event]]:
         """The calls of a request that is let in now, and what begins them. Of the `names` of episodes, the second is
-        that of a new one, for where the first has ended meanwhile."""
+        that of a new one, for where the first is no longer the one that was `seen`, or has ended meanwhile."""
         state, named, (episode, spare) = self._state, request.identity, names
         agent, model = asked.started.agent, asked.started.model
-        known = state.episodes.find(episode)
+        known, shared = state.episodes.find(episode), tuple[ev.Event, ...]()
+        came = known is not None and (seen is None or known.id != seen.id)
+        if came and self._naming.is_anothers(named, known, request.history):
+            own = replace(asked.started, identified_by="lineage")
+            asked = replace(asked, started=own, first="", traffic=unnamed(named).traffic)
+            shared, known, episode = (self._naming.shared(named),), None, spare
         if named.labels.reward is None and known is not None and known.state != "open":
             if (was := known.opening).traffic:
                 asked = replace(asked, first=was.whole, traffic=was.lane or "", consents=True)
@@ -242,7 +246,8 @@ class LocalPort:
         self._naming.comes(known, request)
         unseen = request.sent["retries"] > 0 and self._unseen.explains(_noted(request), known)
         started = replace(asked.started, at=begun.started_at, episode=episode, calls=begun.calls)
-        return begun, self._commands.begin_call(replace(asked, started=started, unseen=unseen), known)
+        begins = self._commands.begin_call(replace(asked, started=started, unseen=unseen), known)
+        return begun, (*shared, *begins)
 
     def _not_let_in(self, lost: Callable[..., Sequence[ev.Event]], error: BaseException) -> None:
         """Record a request that became no call, unless that is its own fault: its client gave up at the gate, or got an

@@ -56,6 +56,17 @@ class Naming:
         known = self._state.episodes
         return known.get(episode) or await self._store.decide(partial(known.find, episode))
 
+    async def meant(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
+        """`identity` with the episode that a request means which makes no call, or which it rewards before its call."""
+        current, before = await self._store.decide(partial(self._meant, identity))
+        if self.is_anothers(identity, before, history):
+            current = self._apart(identity, current)
+        return (await self._continues(current, history, sent))[0]
+
+    def _meant(self, identity: Identity) -> tuple[Identity, Episode | None]:
+        current = self.current(identity)
+        return current, self._chat_of(current)[1]
+
     async def whose(self, request: CallRequest) -> tuple[Identity, Mapping[str, Any], Episode | None]:
         """The identity of a request with the episode that it belongs to, what to note on one that it opens, and that
         episode if there is one. It is so as this returns: whoever began meanwhile is seen."""
@@ -71,15 +82,19 @@ class Naming:
                 identity = self._told_apart(named, identity, known, before, request)
         if identity.episode is not None:
             return identity, NOTHING, known
-        identity, metadata = await self.continues(identity, request.history, request.sent)
+        identity, metadata = await self._continues(identity, request.history, request.sent)
         return identity, metadata, self._state.episodes.get(identity.episode or "")
 
     def _found(self, named: Identity) -> tuple[Identity, Episode | None, Episode | None]:
         """The identity of a request that is `named` so, as it is now; its episode; and that, or what is known of the
         chat of which it opens a part."""
-        current, episodes = named if named.labels.reward is not None else self.current(named), self._state.episodes
+        current = named if named.labels.reward is not None else self.current(named)
+        return (current, *self._chat_of(current))
+
+    def _chat_of(self, current: Identity) -> tuple[Episode | None, Episode | None]:
+        episodes = self._state.episodes
         known = None if current.episode is None else episodes.find(current.episode)
-        return current, known, known or (episodes.of_chat(current.first) if current.first else None)
+        return known, known or (episodes.of_chat(current.first) if current.first else None)
 
     def current(self, identity: Identity) -> Identity:
         """`identity` with the episode that a session's name stands for now; with none, if the name is that of several
@@ -94,7 +109,7 @@ class Naming:
             own = identity.episode if is_text(identity.episode) else base_of(identity.episode, tenant)
             identity = replace(identity, labels=replace(identity.labels, agent=agent or own[:MAX_LABEL]))
         if identity.may_be_shared and base_of(name, tenant) in self._state.episodes.shared_names:
-            return replace(identity, episode=None, identified_by="lineage")
+            return unnamed(identity)
         found = self._names.current(name, tenant, find, for_reward=identity.labels.reward is not None)
         is_meant = bool(identity.claims.lanes) or identity.labels.traffic is False
         first = base_of(name, tenant) if is_meant else found
@@ -130,26 +145,30 @@ class Naming:
         agent = current.labels.agent or ""
         agent = agent if known is None else known.opening.agent_of(agent, request.model)
         shown = self._shared.shows(named.identified_by, known, current.episode, agent, request)
-        if not (shown or self._needs_own_consent(named, known, before, request)):
-            return current
-        base = base_of(self._names.root(named.episode or "", None, named.claims.tenant), named.claims.tenant)
-        self._store.post([ev.NameShared(self._clock.now(), base)])
-        return replace(current, episode=None, identified_by="lineage", first="", lane="")
+        return self._apart(named, current) if shown or self.is_anothers(named, before, request.history) else current
 
-    def _needs_own_consent(
-        self, named: Identity, known: Episode | None, before: Episode | None, request: CallRequest
-    ) -> bool:
-        """Tell whether a request under a name that may be that of several goes on from nothing of the chat `before`,
-        and consents otherwise: then it may be somebody else's. One that takes back what was said takes back all of the
-        name."""
-        if before is None or not before.opening.traffic or named.labels.traffic is False or request.history is None:
-            return False
-        is_other = known is None or any(one.asked.said != request.said for one in known.transcript.calls.values())
-        if not is_other or named.consents is not before.withdrawn:
-            return False
-        return before.opening.whole not in self._state.episodes.chats(request.history)
+    def _apart(self, named: Identity, current: Identity) -> Identity:
+        self._store.post([self.shared(named)])
+        return unnamed(current)
 
-    async def continues(
+    def shared(self, named: Identity) -> ev.NameShared:
+        """The name in `named` turns out to be that of several runs."""
+        root = self._names.root(named.episode or "", None, named.claims.tenant)
+        return ev.NameShared(self._clock.now(), base_of(root, named.claims.tenant))
+
+    def is_anothers(self, named: Identity, chat: Episode | None, history: Beginnings | None) -> bool:
+        """Tell whether a request under a name that may be that of several goes on from nothing of the `chat` that it
+        would be in, and consents otherwise: then it may be somebody else's. The consent of a key is not that of who
+        refused. One that takes back what was said takes back all of the name."""
+        if chat is None or not chat.opening.traffic or not named.may_be_shared or history is None:
+            return False
+        episodes, whole = self._state.episodes, chat.opening.whole
+        withdrawn, said = chat.withdrawn or episodes.is_withdrawn(whole), named.labels.traffic
+        if said is False or (said is True if withdrawn else named.consents) is not withdrawn:
+            return False
+        return whole not in episodes.chats(history)
+
+    async def _continues(
         self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]
     ) -> tuple[Identity, Mapping[str, Any]]:
         """`identity` with the episode that the request continues, if none is named; and what to note on a new one."""
@@ -173,7 +192,7 @@ class Naming:
         others = [one for one in chats if one not in refused]
         if identity.labels.traffic and others:  # it is rather of one of these
             refused = []
-        if len(found) == 1 and (not refused or episodes[found[0]].withdrawn):
+        if len(found) == 1 and (not chats or episodes[found[0]].withdrawn is bool(refused)):
             return replace(identity, episode=found[0]), found
         first = refused[0] if refused else others[0] if len(others) == 1 else ""
         return self._part_of(identity, first), found
@@ -186,13 +205,15 @@ class Naming:
         return await self._store.decide(lambda: take_back(self._chats(identity, known, history), now))
 
     def _chats(self, identity: Identity, known: Episode | None, history: Beginnings | None) -> Sequence[str]:
-        """The first parts of these chats. Where nobody can say of which a request is, these are all, open and sealed,
-        unless one of them is withdrawn: then it is of that, and what the others say is no more than that said."""
+        """The first parts of these chats. Where nobody can say of which a request is, these are all, open and sealed.
+        If one of them is withdrawn, it may be of that, and those that say no more than the request's own words stay."""
         own = identity.first if known is None else known.opening.whole
         if identity.identified_by != "lineage" or history is None:
             return (own,)
-        found = self._state.episodes.chats(history)
-        return (own, *(() if any(map(self._state.episodes.is_withdrawn, found)) else found))
+        episodes, found = self._state.episodes, self._state.episodes.chats(history)
+        if any(map(episodes.is_withdrawn, found)):
+            found = tuple(one for one in found if episodes.goes_beyond(one, history))
+        return (own, *found)
 
     def comes(self, known: Episode | None, request: CallRequest) -> None:
         """A request comes in `known`, whose task may stand for several."""
@@ -208,6 +229,11 @@ class Naming:
                 self._names.left(episode)
         elif isinstance(event, (ev.EpisodeSealed, ev.EpisodeDiscarded)):
             self._shared.ended(event.episode)
+
+
+def unnamed(identity: Identity) -> Identity:
+    """`identity` by nothing but its history."""
+    return replace(identity, episode=None, identified_by="lineage", first="", lane="")
 
 
 def tenant_of(identity: Identity, episode: str, known: Episode | None) -> str:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.conversation.history import ChatHistory, Lineage, Mark, read
+from ajet_proxy.core.conversation import history
+from ajet_proxy.core.conversation.history import ChatHistory, Lineage, Mark, Marks, read
 from ajet_proxy.core.ledger.commands import CallAsked
 from ajet_proxy.core.ledger.events import CallStarted
 from ajet_proxy.core.trajectory.call import Captured
@@ -20,6 +21,7 @@ from tests.kit.strategies import packed_call
 from tests.proxy.core.conversation.histories import history_of
 
 USER = {"role": "user", "content": "guess"}
+CAPTURED = Captured(0, "m", (1,), (2,), (-0.5,), "stop")
 
 
 def said(text: str, call: str = "") -> dict[str, Any]:
@@ -32,9 +34,9 @@ class Nameless(LedgerRig):
 
     def ask(self, messages: list[Any], *, key: str | None = None, retry: bool = False) -> tuple[str, str]:
         """A request as the front takes it: the episode that it belongs to, and its call."""
-        history = read(ChatHistory, {"messages": messages}, b"scope")
+        past = read(ChatHistory, {"messages": messages}, b"scope")
         sent = {"body_hash": json.dumps(messages), "idempotency_key": key, "retries": int(retry)}
-        found = self.state.episodes.continued(history, **sent)
+        found = self.state.episodes.continued(past, **sent)
         episode = found[0] if len(found) == 1 else self.id("ep")
         call = self.id("call")
         started = CallStarted(self.at, episode, (call,), "m", "", "lineage", **sent)
@@ -43,8 +45,7 @@ class Nameless(LedgerRig):
 
     def tell(self, episode: str, call: str, messages: list[Any], answer: dict[str, Any]) -> None:
         """`call` is answered."""
-        history = history_of(ChatHistory, {"messages": messages})
-        marks = history.after(answer, Captured(0, "m", (1,), (2,), (-0.5,), "stop"))
+        marks = history_of(ChatHistory, {"messages": messages}).after(answer, CAPTURED)
         whole = packed_call(call, (1,), (2,), at=self.at)
         self.run(self.commands.finish_call(episode, whole, at=self.at, marks=marks))
 
@@ -204,8 +205,7 @@ def test_no_episode_ever_holds_the_tokens_of_two_runs(tools: bool) -> None:
 
 def test_the_marks_of_what_takes_no_more_calls_are_kept_for_the_latest() -> None:
     lineage, sealed = Lineage(), Lineage()
-    history = history_of(ChatHistory, {"messages": [USER]})
-    marks = history.after(said("five"), Captured(0, "m", (1,), (2,), (-0.5,), "stop"))
+    marks = history_of(ChatHistory, {"messages": [USER]}).after(said("five"), CAPTURED)
     later = history_of(ChatHistory, {"messages": [USER, said("five"), USER]})
     for episode in ("one", "two", "three"):
         lineage.add(episode, marks)
@@ -213,3 +213,23 @@ def test_the_marks_of_what_takes_no_more_calls_are_kept_for_the_latest() -> None
         lineage.hand_over(episode, sealed, 2)
     assert lineage.continued(later) == ()
     assert sorted(sealed.continued(later)) == ["three", "two"]
+
+
+def test_of_what_takes_no_more_calls_the_latest_marks_are_kept_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MOST_MARKS", 3)
+    sealed = Lineage()
+    for keys in ("ab", "bc", "dab"):
+        lineage = Lineage()
+        lineage.add("part", map(Mark, keys))
+        lineage.hand_over("part", sealed, 2, "whole")
+    assert [sealed.continued(Marks([Mark(key)])) for key in "abcd"] == [("whole",), ("whole",), (), ("whole",)]
+    sealed.drop("whole")
+    assert not any(sealed.continued(Marks([Mark(key)])) for key in "abcd")
+
+
+def test_an_episode_goes_beyond_a_history_if_a_call_of_it_ends_elsewhere() -> None:
+    lineage = Lineage()
+    lineage.add_request("one", "body", None)
+    lineage.add("one", [Mark("a")])
+    assert not lineage.goes_beyond("one", Marks([Mark("a"), Mark("b")])) and not lineage.goes_beyond("none", Marks())
+    assert lineage.goes_beyond("one", Marks([Mark("b")]))

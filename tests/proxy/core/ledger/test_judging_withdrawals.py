@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ajet_proxy.core.ledger import episodes
-from ajet_sdk.errors import AjetError
 from ajet_sdk.routes import Judgement
-from tests.kit.refused import refused
 from tests.kit.traffic_rig import TrafficRig
 
 
@@ -114,8 +112,7 @@ def test_a_judge_withdraws_whatever_was_rewarded_before(rig: TrafficRig, first: 
     rig.chat("a.2", first="a")
     assert rig.state.episodes["a.2"].withdrawn
     rig.archive()
-    with refused(AjetError, "already_judged" if first in ("judge", "trained") else "episode_discarded"):
-        rig.commands.judging.judge("a", body, at=rig.at)
+    assert rig.commands.judging.judge("a", body, at=rig.at) == ()
 
 
 def test_of_a_team_what_is_ready_goes_and_what_is_leased_when_it_comes_back(rig: TrafficRig) -> None:
@@ -184,12 +181,37 @@ def test_a_later_part_is_withdrawn_as_those_before_it_however_many_others_are(
     rig = TrafficRig(watch=False)
     rig.chat("a", consents=False)
     rig.chat("b", consents=False)
-    assert list(rig.state.episodes.withdrawn) == ["b"] and rig.state.episodes.is_withdrawn("a")
+    assert (list(rig.state.episodes.refused), list(rig.state.episodes.withdrawn)) == (["b"], [])
+    assert rig.state.episodes.is_withdrawn("a")
     rig.later(50)
     if archived:
         rig.archive()
         assert not rig.state.episodes.is_withdrawn("a"), "memory does not know it"
     rig.chat("a.2", first="a")
+    assert rig.state.episodes["a.2"].withdrawn
+
+
+def test_what_was_taken_back_is_remembered_beside_what_never_consented(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episodes, "MOST_WITHDRAWN", 1)
+    rig = TrafficRig(watch=False)
+    rig.chat("a")
+    rig.run(rig.commands.judging.take_back(("a",), rig.at))
+    rig.chat("b", consents=False)
+    rig.chat("a.2", first="a")
+    known = rig.state.episodes
+    assert (list(known.withdrawn), list(known.refused)) == (["a"], ["b"])
+    rig.later(50)
+    rig.archive()
+    assert known.is_withdrawn("a") and known.is_withdrawn("b")
+
+
+def test_a_chat_goes_on_withdrawn_whose_key_was_revoked_in_the_archive(rig: TrafficRig) -> None:
+    call = rig.awaiting(tenant="app", issued=5.0)
+    rig.judge("a", 0.5, call=call)
+    rig.ack(rig.batch(group_size=1))
+    rig.archive()
+    rig.presence.void = {"app": 5.0}
+    rig.chat("a.2", first="a", tenant="app", issued=6.0)
     assert rig.state.episodes["a.2"].withdrawn
 
 
