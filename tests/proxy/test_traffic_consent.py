@@ -167,17 +167,6 @@ async def test_who_took_it_back_is_not_learned_from_whatever_becomes_of_the_hist
     assert not await site.learned()
 
 
-async def test_who_goes_back_and_refuses_takes_back_what_a_twin_never_said(site: Site) -> None:
-    user, twin, same = (site.user() for _ in range(3))
-    await twin.says("hi", **SAYS["0"])
-    await user.says("hi", **SAYS["1"])
-    await user.says("my secret", **SAYS["1"])
-    await same.says("hi", **SAYS["1"])
-    user.said = user.said[:2]
-    await user.says("forget that", **SAYS["0"])
-    assert await site.learned() == await site.calls(same)
-
-
 async def test_who_consents_goes_on_in_no_chat_of_a_twin_who_refused(site: Site) -> None:
     user, twin = site.user(), site.user()
     await user.says("hi", **SAYS["1"])

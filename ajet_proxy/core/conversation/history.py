@@ -48,7 +48,6 @@ PROBE = 4
 """Tokens of an answer to a probe, which may ask whether the model is there."""
 MOST_MARKS = 1000
 """So many ends of calls of a sealed chat are known, the latest."""
-AGAIN = "again:"
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError)
 _BILLING = re.compile(r"^x-anthropic-billing-header[^\n]*\n*", re.MULTILINE)
 _ROLES = {"developer": "system", "function": "tool"}
@@ -434,12 +433,6 @@ class Lineage:
                 return tuple(alike if len(alike) == 1 else dict(found))
         return ()
 
-    def goes_beyond(self, episode: str, history: Beginnings) -> bool:
-        """Tell whether a call of `episode` ends elsewhere than in `history`."""
-        marks = self._marks.get(episode, ())
-        there = {mark.key for mark in history.beginnings({mark.length for mark in marks})}
-        return any(mark.key not in there and not mark.key.startswith(AGAIN) for mark in marks)
-
     def add_request(self, episode: str, body_hash: str, idempotency_key: str | None) -> None:
         """A request in `episode` that nothing names."""
         self.add(episode, [Mark(_again(sent)) for sent in (body_hash, idempotency_key) if sent is not None])
@@ -457,4 +450,4 @@ class Lineage:
 
 
 def _again(sent: str) -> str:
-    return f"{AGAIN}{sent}"
+    return f"again:{sent}"

@@ -125,11 +125,6 @@ class Episodes(dict[str, Episode]):
         known = first in self.withdrawn or first in self.refused
         return known or any(part is not None and part.withdrawn for part in parts)
 
-    def goes_beyond(self, first: str, history: Beginnings) -> bool:
-        """Tell whether a part in memory of the `first` episode, or what is known of it, says more than `history`."""
-        names = (first, *self.parts.get(first, ()))
-        return any(one.goes_beyond(name, history) for one in (self.lineage, self.cut_lineage) for name in names)
-
     def alerts(self) -> dict[str, str]:
         """The line for an operator about names that are those of several runs."""
         if not self.shared_names:

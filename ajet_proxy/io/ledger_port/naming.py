@@ -205,15 +205,13 @@ class Naming:
         return await self._store.decide(lambda: take_back(self._chats(identity, known, history), now))
 
     def _chats(self, identity: Identity, known: Episode | None, history: Beginnings | None) -> Sequence[str]:
-        """The first parts of these chats. Where nobody can say of which a request is, these are all, open and sealed.
-        If one of them is withdrawn, it may be of that, and those that say no more than the request's own words stay."""
+        """The first parts of these chats. Where nobody can say of which a request is, these are all, open and sealed,
+        unless one of them is withdrawn: then it is taken for one of that, whose user may refuse with each call."""
         own = identity.first if known is None else known.opening.whole
         if identity.identified_by != "lineage" or history is None:
             return (own,)
-        episodes, found = self._state.episodes, self._state.episodes.chats(history)
-        if any(map(episodes.is_withdrawn, found)):
-            found = tuple(one for one in found if episodes.goes_beyond(one, history))
-        return (own, *found)
+        found = self._state.episodes.chats(history)
+        return (own, *(() if any(map(self._state.episodes.is_withdrawn, found)) else found))
 
     def comes(self, known: Episode | None, request: CallRequest) -> None:
         """A request comes in `known`, whose task may stand for several."""

@@ -225,11 +225,3 @@ def test_of_what_takes_no_more_calls_the_latest_marks_are_kept_each_once(monkeyp
     assert [sealed.continued(Marks([Mark(key)])) for key in "abcd"] == [("whole",), ("whole",), (), ("whole",)]
     sealed.drop("whole")
     assert not any(sealed.continued(Marks([Mark(key)])) for key in "abcd")
-
-
-def test_an_episode_goes_beyond_a_history_if_a_call_of_it_ends_elsewhere() -> None:
-    lineage = Lineage()
-    lineage.add_request("one", "body", None)
-    lineage.add("one", [Mark("a")])
-    assert not lineage.goes_beyond("one", Marks([Mark("a"), Mark("b")])) and not lineage.goes_beyond("none", Marks())
-    assert lineage.goes_beyond("one", Marks([Mark("b")]))

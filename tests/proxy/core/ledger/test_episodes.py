@@ -132,17 +132,6 @@ def test_of_a_name_that_never_ends_the_latest_parts_are_known_by_their_history(
     assert ends == [(), (), ("a.4",), ("a.5",)] and first_of("a.4") == first_of("a") == "a"
 
 
-def test_a_chat_goes_beyond_what_none_of_its_parts_ends_in() -> None:
-    rig, names = TrafficRig(), ("a", "a~2")
-    for name in names:
-        (call,) = rig.begin(name, traffic="chat", first="" if name == "a" else "a", identified_by="body")
-        rig.finish(name, call, marks=(Mark(f"chat:{name}"),))
-        rig.later(50)
-    both = [Mark(f"chat:{name}") for name in names]
-    assert not rig.state.episodes.goes_beyond("a", Marks(both))
-    assert all(rig.state.episodes.goes_beyond("a", Marks([one])) for one in both)
-
-
 def test_the_name_that_was_withdrawn_last_is_forgotten_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(episodes, "MOST_WITHDRAWN", 2)
     rig = TrafficRig()
