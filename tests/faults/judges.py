@@ -284,8 +284,9 @@ class Audit(Asking):
                 case "failed":
                     raise AssertionError(f"a user met an error: {note['why']}")
 
-    def users_are_well(self) -> None:
-        """They have all they asked for, or go on."""
+    def users_are_well(self, wait_s: float = 0.0) -> None:
+        """They have all they asked for, or go on after so many seconds."""
+        self.stage.users.join(wait_s)
         if self.stage.users.exitcode:
             self.read()  # says what they met
             raise AssertionError(f"users ended with {self.stage.users.exitcode}")
@@ -367,8 +368,7 @@ def storm(
                     stage.proxy.start()
                 audit.look()
             stage.begin(chats)
-            stage.users.join(PATIENCE_S)
-            audit.users_are_well()
+            audit.users_are_well(PATIENCE_S)
             assert not stage.users.is_alive()
             calm = True
             give_up = time.monotonic() + PATIENCE_S

@@ -61,6 +61,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: JsonServer
     broken = False
 
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # who asks may be killed
+            super().handle()
+
     def do_POST(self) -> None:
         if self.broken:
             self.close_connection = True
@@ -78,12 +82,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.broken = said.breaks
         content = b"" if said.body is None else json.dumps(said.body).encode()
         told = {**said.headers, "Content-Type": "application/json", "Content-Length": str(len(content))}
-        with suppress(ConnectionError):  # who asked may be gone by now
-            self.send_response(said.status)
-            for name, value in told.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
+        self.send_response(said.status)
+        for name, value in told.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
 
     do_GET = do_DELETE = do_POST  # noqa: N815
 
