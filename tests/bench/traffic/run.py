@@ -74,7 +74,7 @@ def people(arm: Arm, chance: Random, step: int, proxy: ProxyProcess, trainer: Tr
     at = {"OPENAI_BASE_URL": f"{proxy.url}/v1", "OPENAI_API_KEY": "none"}
     with patch.dict(os.environ, at), ThreadPoolExecutor(CHATS) as threads:
         missing = CHATS
-        while missing:
+        while missing > 0:  # more, where a user was so slow that the chat has parts
             scores += threads.map(chat, [Random(chance.random()) for _ in range(missing)])
             trainer.until(settled)
             counts = proxy.report()["episodes"]
