@@ -167,6 +167,36 @@ async def test_who_took_it_back_is_not_learned_from_whatever_becomes_of_the_hist
     assert not await site.learned()
 
 
+async def test_who_goes_on_from_more_words_is_in_no_chat_of_who_said_fewer(site: Site) -> None:
+    user, twin = site.user(), site.user()
+    await user.says("hi", **SAYS["1"])
+    await user.says("my secret", **SAYS["1"])
+    await site.seals()
+    await twin.says("hi", **SAYS["1"])
+    await user.says("three", **SAYS["1"])
+    await user.says("forget it all", **SAYS["0"])
+    assert await site.learned() == await site.calls(twin)
+
+
+@pytest.mark.parametrize("revoked", [False, True])
+@pytest.mark.parametrize("said", ["1", None])
+async def test_what_a_name_stood_for_before_it_was_traffic_says_nothing_of_consent(
+    site: Site, revoked: bool, said: str | None
+) -> None:
+    client, folder = site.client, Path(site.client.app.config.data_dir)
+    keys = keyring.keys(folder, admin_secret=ADMIN)
+    old = Named(client, "", keys.issue(Claims("agent", "app", issued=client.now - 10)), "alice")
+    await old.says("one", **{"X-AJet-Reward": "1"})
+    await site.seals()
+    if revoked:
+        keyring.revoke(folder, "tenant", "app", client.now)
+        await eventually(lambda: client.store.presence.void)
+    user = Named(client, "", keys.issue(Claims("agent", "app", lanes=("chat",), issued=client.now + 5)), "alice")
+    await user.says("now with a lane", **SAYS[said])
+    before, calls = await site.calls(old), await site.calls(user)
+    assert await site.learned() == before | (calls if said else set())
+
+
 async def test_who_consents_goes_on_in_no_chat_of_a_twin_who_refused(site: Site) -> None:
     user, twin = site.user(), site.user()
     await user.says("hi", **SAYS["1"])

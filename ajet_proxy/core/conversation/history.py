@@ -47,7 +47,8 @@ TEXTS = ("text", "input_text", "output_text")
 PROBE = 4
 """Tokens of an answer to a probe, which may ask whether the model is there."""
 MOST_MARKS = 1000
-"""So many ends of calls of a sealed chat are known, the latest."""
+"""So many marks are known of an episode that takes no more calls, the latest. A call leaves one or two."""
+AGAIN = "again:"
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError)
 _BILLING = re.compile(r"^x-anthropic-billing-header[^\n]*\n*", re.MULTILINE)
 _ROLES = {"developer": "system", "function": "tool"}
@@ -414,7 +415,8 @@ class Lineage:
     def hand_over(self, episode: str, other: Lineage, most: int, name: str = "") -> None:
         """`episode` takes no more calls. `other` has its marks from now on, under another `name` if that is given, and
         those of the latest `most` episodes, of each the latest."""
-        name, marks = name or episode, dict.fromkeys(self._marks.get(episode, ()))
+        marks = dict.fromkeys(one for one in self._marks.get(episode, ()) if not one.key.startswith(AGAIN))
+        name = name or episode
         known = [one for one in other._marks.get(name, ()) if one not in marks]
         other.drop(name)  # it is the latest of all
         other.add(name, [*known, *marks][-MOST_MARKS:])
@@ -450,4 +452,4 @@ class Lineage:
 
 
 def _again(sent: str) -> str:
-    return f"again:{sent}"
+    return f"{AGAIN}{sent}"

@@ -153,7 +153,9 @@ class Commands:
             or (before is not None and (before.withdrawn or self.judging.is_revoked(before)))
         )
         if asked.withdraws or gone:
-            return (*opened, ev.EpisodeWithdrawn(at, episode), *self.judging.withdraw(asked.first, at))
+            was = asked.withdraws or (before is not None and before.opening.traffic)
+            others = self.judging.withdraw(asked.first, at) if was else ()
+            return (*opened, ev.EpisodeWithdrawn(at, episode), *others)
         return opened
 
     def begin_call(self, asked: CallAsked, known: Episode | None) -> Events:

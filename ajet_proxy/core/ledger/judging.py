@@ -96,21 +96,21 @@ class JudgingCommands:
     def take_back(self, chats: Iterable[str], at: float) -> Events:
         """A user takes back these chats, called by their first parts."""
         at = self.state.time(at)
-        return tuple(event for chat in chats for event in self.withdraw(chat, at))
+        return tuple(event for chat in dict.fromkeys(chats) for event in self.withdraw(chat, at))
 
     def revoked(self, at: float) -> Events:
         """Withdraws traffic that was opened with keys that are void now, some episodes at once."""
         at = self.state.time(at)
         gone = (
             ev.EpisodeWithdrawn(at, one.id) for one in self.state.episodes.values()
-            if one.opening.traffic and not one.withdrawn and self.is_revoked(one)
+            if not one.withdrawn and self.is_revoked(one)
         )
         return tuple(islice(gone, AT_ONCE))
 
     def is_revoked(self, episode: Episode) -> bool:
-        """Tell whether the key is void with which users' traffic was opened."""
+        """Tell whether this is users' traffic that was opened with a key which is void now."""
         its = episode.opening
-        return is_void(self.presence.void, its.tenant, its.issued, its.at)
+        return bool(its.traffic) and is_void(self.presence.void, its.tenant, its.issued, its.at)
 
     def feedback(self, episode: str, call: str | None, body: Feedback, *, at: float) -> Events:
         """The same again changes nothing."""

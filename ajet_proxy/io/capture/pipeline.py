@@ -164,7 +164,7 @@ class Pipeline:
         caller, dialect, body = received.caller, received.dialect, received.body
         identity = caller.identify(body.fields)
         rewards = identity.labels.reward is not None
-        is_sure = identity.episode is not None and not identity.may_be_shared
+        is_sure = identity.episode is not None and not (identity.may_be_shared and identity.claims.lanes)
         if rewards and is_sure:
             identity = await self.reward(caller, identity, received.sent, call=True)
         body.check_size(dialect.entries)

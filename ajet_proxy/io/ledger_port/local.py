@@ -219,15 +219,14 @@ class LocalPort:
     def _begun(
         self, request: CallRequest, asked: CallAsked, chosen: str | None, seen: Episode | None, names: tuple[str, str]
     ) -> tuple[Begun, Sequence[ev.Event]]:
-        """The calls of a request that is let in now, and what begins them. Of the `names` of episodes, the second is
-        that of a new one, for where the first is no longer the one that was `seen`, or has ended meanwhile."""
+        """The calls of a request that is let in now, and what begins them. `seen` is its episode, if there was one. Of
+        the `names` of episodes, the second is of a new one, for where the first is somebody else's now, or over."""
         state, named, (episode, spare) = self._state, request.identity, names
         agent, model = asked.started.agent, asked.started.model
         known, shared = state.episodes.find(episode), tuple[ev.Event, ...]()
-        came = known is not None and (seen is None or known.id != seen.id)
-        if came and self._naming.is_anothers(named, known, request.history):
-            own = replace(asked.started, identified_by="lineage")
-            asked = replace(asked, started=own, first="", traffic=unnamed(named).traffic)
+        if seen is None and self._naming.is_anothers(named, known, request.history):
+            own, started = unnamed(named), replace(asked.started, identified_by="lineage")
+            asked = replace(asked, started=started, first="", traffic=own.traffic, consents=own.consents)
             shared, known, episode = (self._naming.shared(named),), None, spare
         if named.labels.reward is None and known is not None and known.state != "open":
             if (was := known.opening).traffic:

@@ -73,6 +73,8 @@ class Naming:
         named = request.identity
         identity, known, before = await self._store.decide(partial(self._found, named))
         if named.labels.reward is not None:
+            if self.is_anothers(named, before, request.history):  # who came after it was rewarded
+                identity, known = unnamed(identity), None
             return identity, NOTHING, known
         if identity.may_be_shared and identity.episode is not None and request.history is not None:
             if self._shared.may_be_again(known, request):
@@ -164,7 +166,7 @@ class Naming:
             return False
         episodes, whole = self._state.episodes, chat.opening.whole
         withdrawn, said = chat.withdrawn or episodes.is_withdrawn(whole), named.labels.traffic
-        if said is False or (said is True if withdrawn else named.consents) is not withdrawn:
+        if said is False or (said is True if withdrawn else unnamed(named).consents) is not withdrawn:
             return False
         return whole not in episodes.chats(history)
 
@@ -192,7 +194,7 @@ class Naming:
         others = [one for one in chats if one not in refused]
         if identity.labels.traffic and others:  # it is rather of one of these
             refused = []
-        if len(found) == 1 and (not chats or episodes[found[0]].withdrawn is bool(refused)):
+        if len(found) == 1 and (not chats or episodes[found[0]].opening.whole in (refused or others)):
             return replace(identity, episode=found[0]), found
         first = refused[0] if refused else others[0] if len(others) == 1 else ""
         return self._part_of(identity, first), found

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ajet_proxy.core.ledger import episodes
+from ajet_sdk.errors import AjetError
 from ajet_sdk.routes import Judgement
+from tests.kit.refused import refused
 from tests.kit.traffic_rig import TrafficRig
 
 
@@ -159,6 +161,14 @@ def test_a_judge_withdraws_what_goes_on_of_a_chat_whose_first_part_is_archived(r
     assert rig.state.episodes["a.2"].withdrawn
 
 
+def test_a_judge_withdraws_nothing_archived_that_is_no_chat(rig: TrafficRig) -> None:
+    rig.call("plain")
+    rig.abort("plain")
+    rig.archive()
+    with refused(AjetError, "episode_discarded"):
+        rig.commands.judging.judge("plain", Judgement("judge", withdraw=True), at=rig.at)
+
+
 def test_what_is_archived_is_taken_back_too(rig: TrafficRig) -> None:
     call = rig.awaiting()
     rig.judge("a", 0.5, call=call)
@@ -221,3 +231,4 @@ def test_chats_that_nobody_can_tell_apart_are_taken_back_together(rig: TrafficRi
     rig.run(rig.commands.judging.take_back(("a", "b"), rig.at))
     assert [rig.state.episodes[name].withdrawn for name in "abc"] == [True, True, False]
     assert rig.commands.judging.take_back(("a", "b"), rig.at) == ()
+    assert len(rig.commands.judging.take_back(("c", "c"), rig.at)) == 1
