@@ -25,8 +25,10 @@ from tests.proxy.test_traffic_bad_days import KEYED, SAYS, Named, batch, calls_o
 class Site:
     """A daemon, and the key of an app whose users consent by header."""
 
-    def __init__(self, client: Client, key: str) -> None:
-        self.client, self.key = client, key
+    def __init__(self, client: Client) -> None:
+        self.client, self.folder = client, Path(client.app.config.data_dir)
+        self.keys = keyring.keys(self.folder, admin_secret=ADMIN)
+        self.key = self.keys.issue(LANE)
 
     def user(self, path: str = "", name: str = "") -> Named:
         return Named(self.client, path, self.key, name)
@@ -57,7 +59,7 @@ class Site:
 @pytest.fixture
 async def site(tmp_path: Path, stub: EngineStub) -> AsyncIterator[Site]:
     async with serving(tmp_path, upstream=(stub.url,), **KEYED) as client:
-        yield Site(client, keyring.keys(tmp_path, admin_secret=ADMIN).issue(LANE))
+        yield Site(client)
 
 
 @pytest.mark.parametrize("path", ["/e/alice", ""])
@@ -156,7 +158,7 @@ async def test_who_took_it_back_is_not_learned_from_whatever_becomes_of_the_hist
     site: Site, how: str, sealed: bool
 ) -> None:
     """Behind a key that consents for its users. An agent sums its history up, and its header comes once."""
-    site.key = keyring.keys(Path(site.client.app.config.data_dir), admin_secret=ADMIN).issue(ALWAYS)
+    site.key = site.keys.issue(ALWAYS)
     user, named = site.user(name="me" if how == "user" else ""), {} if how == "user" else {how: "mine"}
     await user.says("one", **named)
     await user.says("not this", **SAYS["0"], **named)
@@ -183,13 +185,12 @@ async def test_who_goes_on_from_more_words_is_in_no_chat_of_who_said_fewer(site:
 async def test_what_a_name_stood_for_before_it_was_traffic_says_nothing_of_consent(
     site: Site, revoked: bool, said: str | None
 ) -> None:
-    client, folder = site.client, Path(site.client.app.config.data_dir)
-    keys = keyring.keys(folder, admin_secret=ADMIN)
+    client, keys = site.client, site.keys
     old = Named(client, "", keys.issue(Claims("agent", "app", issued=client.now - 10)), "alice")
     await old.says("one", **{"X-AJet-Reward": "1"})
     await site.seals()
     if revoked:
-        keyring.revoke(folder, "tenant", "app", client.now)
+        keyring.revoke(site.folder, "tenant", "app", client.now)
         await eventually(lambda: client.store.presence.void)
     user = Named(client, "", keys.issue(Claims("agent", "app", lanes=("chat",), issued=client.now + 5)), "alice")
     await user.says("now with a lane", **SAYS[said])
@@ -272,7 +273,7 @@ async def archiving(tmp_path: Path, stub: EngineStub, monkeypatch: pytest.Monkey
     monkeypatch.setattr(retention, "KEPT_EPISODES", 0)
     monkeypatch.setattr(compactor, "RETAIN_S", 0.0)
     async with serving(tmp_path, upstream=(stub.url,), archive_max_age=3600.0, **KEYED) as client:
-        yield Site(client, keyring.keys(tmp_path, admin_secret=ADMIN).issue(LANE))
+        yield Site(client)
 
 
 @pytest.mark.parametrize("way", ["/e/alice", "body", "lineage"])
@@ -318,13 +319,12 @@ async def test_those_who_never_consented_push_out_nobody_who_took_it_back(
 
 
 async def test_an_archived_chat_whose_key_was_revoked_goes_on_withdrawn(archiving: Site) -> None:
-    client = archiving.client
-    keys = keyring.keys(Path(client.app.config.data_dir), admin_secret=ADMIN)
+    client, keys = archiving.client, archiving.keys
     tenant = Claims("agent", "app", lanes=("chat",), always=True, issued=client.now - 10)
     user = Named(client, "/e/alice", keys.issue(tenant), "")
     await user.says("one")
     await archiving.archives()
-    keyring.revoke(Path(client.app.config.data_dir), "tenant", "app", client.now)
+    keyring.revoke(archiving.folder, "tenant", "app", client.now)
     await eventually(lambda: client.store.presence.void)
     user.key = keys.issue(Claims("agent", "app", lanes=("chat",), issued=client.now + 5))
     await user.says("two")

@@ -49,6 +49,7 @@ PROBE = 4
 MOST_MARKS = 1000
 """So many marks are known of an episode that takes no more calls, the latest. A call leaves one or two."""
 AGAIN = "again:"
+"""So begin the marks of requests, by which one is known that is sent again."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError)
 _BILLING = re.compile(r"^x-anthropic-billing-header[^\n]*\n*", re.MULTILINE)
 _ROLES = {"developer": "system", "function": "tool"}

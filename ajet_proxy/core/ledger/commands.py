@@ -146,10 +146,10 @@ class Commands:
             body, episode=episode, at=at, tenant=asked.tenant, identified_by=started.identified_by,
             plays=started.model or None, traffic=asked.traffic, first=asked.first, issued=asked.issued,
         )
-        before, void = self.state.episodes.of_chat(first) if asked.first else None, self.judging.presence.void
+        before = self.state.episodes.of_chat(first) if asked.first else None
         gone = asked.traffic and (
             not asked.consents or self.state.episodes.is_withdrawn(first)
-            or is_void(void, asked.tenant, asked.issued, at)
+            or is_void(self.judging.presence.void, asked.tenant, asked.issued, at)
             or (before is not None and (before.withdrawn or self.judging.is_revoked(before)))
         )
         if asked.withdraws or gone:

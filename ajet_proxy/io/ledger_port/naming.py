@@ -58,24 +58,21 @@ class Naming:
 
     async def meant(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
         """`identity` with the episode that a request means which makes no call, or which it rewards before its call."""
-        current, before = await self._store.decide(partial(self._meant, identity))
+        current, _, before = await self._store.decide(partial(self._found, identity))
         if self.is_anothers(identity, before, history):
             current = self._apart(identity, current)
         return (await self._continues(current, history, sent))[0]
-
-    def _meant(self, identity: Identity) -> tuple[Identity, Episode | None]:
-        current = self.current(identity)
-        return current, self._chat_of(current)[1]
 
     async def whose(self, request: CallRequest) -> tuple[Identity, Mapping[str, Any], Episode | None]:
         """The identity of a request with the episode that it belongs to, what to note on one that it opens, and that
         episode if there is one. It is so as this returns: whoever began meanwhile is seen."""
         named = request.identity
+        if named.labels.reward is not None:  # so its episode was found before
+            known, before = await self._store.decide(partial(self._chat_of, named))
+            if self.is_anothers(named, before, request.history):  # who came meanwhile
+                return unnamed(named), NOTHING, None
+            return named, NOTHING, known
         identity, known, before = await self._store.decide(partial(self._found, named))
-        if named.labels.reward is not None:
-            if self.is_anothers(named, before, request.history):  # who came after it was rewarded
-                identity, known = unnamed(identity), None
-            return identity, NOTHING, known
         if identity.may_be_shared and identity.episode is not None and request.history is not None:
             if self._shared.may_be_again(known, request):
                 await asyncio.sleep(SOON_S)
@@ -88,12 +85,12 @@ class Naming:
         return identity, metadata, self._state.episodes.get(identity.episode or "")
 
     def _found(self, named: Identity) -> tuple[Identity, Episode | None, Episode | None]:
-        """The identity of a request that is `named` so, as it is now; its episode; and that, or what is known of the
-        chat of which it opens a part."""
-        current = named if named.labels.reward is not None else self.current(named)
+        """The identity of a request that is `named` so, as it is now; and what `_chat_of` tells of that."""
+        current = self.current(named)
         return (current, *self._chat_of(current))
 
     def _chat_of(self, current: Identity) -> tuple[Episode | None, Episode | None]:
+        """The episode of a request; and that, or what is known of the chat of which it opens a part."""
         episodes = self._state.episodes
         known = None if current.episode is None else episodes.find(current.episode)
         return known, known or (episodes.of_chat(current.first) if current.first else None)
